@@ -1,0 +1,48 @@
+# One verb each; `make` alone lists them. Everything is set up on first use, in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format oldest nightly show clean
+
+help:
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check torch
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,images]'
+	touch $@
+
+setup: $(STAMP) ## install into .venv, with the versions of constraints.txt
+
+demo: $(STAMP) ## pack real text, train on 2 ranks, kill one, resume on 3, audit
+	$(BIN)/python tools/demo/run.py
+
+test: $(STAMP) ## every test
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal tests shardloader
+
+check: $(STAMP) ## format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## let ruff rewrite what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+oldest: ## unit tests with the oldest numpy, fsspec, zstandard and torchdata admitted
+	tools/oldest.sh
+
+nightly: $(STAMP) ## the property tests with thirty times as many examples
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -n 2 tests/property
+
+show: $(STAMP) ## the figures of the README: planning, state and resume, measured here
+	$(BIN)/python benchmarks/planning.py
+	$(BIN)/python benchmarks/resume.py
+
+clean: ## remove what these verbs made
+	rm -rf $(VENV) .venv-oldest .demo

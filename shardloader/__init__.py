@@ -1,0 +1,1 @@
+"""Feed distributed PyTorch training from tar shards, and resume exactly, on any topology."""

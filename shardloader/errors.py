@@ -1,0 +1,91 @@
+"""Every error the library raises on purpose, as one tree.
+
+    ShardLoaderError
+    |-- UsageError (a ValueError)       you called wrongly: change the call
+    |   |-- TopologyError               rank, world size or workers make no sense
+    |   |-- CheckpointError             the state does not belong to this loader
+    |   |-- StaleIteratorError          this iterator was overtaken by a load or a later iter()
+    |   `-- MissingExtraError           a package of an extra is not installed
+    |-- DataError                       the data is broken: look at the file
+    |   |-- ShardError                  a shard is no sound tar archive
+    |   |-- IndexFileError              a sample index is broken or of another version
+    |   |-- ManifestError               a manifest is broken, or does not match its shards
+    |   |-- SampleError                 a sample can't be written, found or batched
+    |   `-- DecodeError                 a field's bytes are not what its name says
+    `-- WorldError                      the world failed: disk, network, another process
+
+A message gives the rule, then the value, then the way out. Every class is made from one string,
+so that an error crosses from a worker process to the training loop as itself.
+"""
+
+from __future__ import annotations
+
+
+class ShardLoaderError(Exception):
+    """The root of every error that shardloader raises on purpose."""
+
+
+class UsageError(ShardLoaderError, ValueError):
+    """The call was wrong; the message says what to call instead."""
+
+
+class TopologyError(UsageError):
+    """Rank, world size or number of workers make no sense, or only half of them is known."""
+
+
+class CheckpointError(UsageError):
+    """The state is broken, or belongs to another dataset, seed, shuffle or format version."""
+
+
+class StaleIteratorError(UsageError):
+    """The iterator gave batches before the loader's position was changed; make a new one."""
+
+
+class MissingExtraError(UsageError, ImportError):
+    """A package of an optional extra is needed and not installed; the message says which."""
+
+
+class DataError(ShardLoaderError):
+    """Bytes on disk are not what they should be; the message names the file."""
+
+
+class ShardError(DataError):
+    """A shard is no sound tar archive.
+
+    `kind` is one word of `shardloader.format.tar.ERROR_KINDS` and `offset` the byte at which it
+    was noticed; both are for programs, the message says the same in words.
+    """
+
+    def __init__(
+        self, message: str, *, kind: str = "shard_error", offset: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.offset = offset
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_remake_shard_error, (str(self), self.kind, self.offset))
+
+
+def _remake_shard_error(message: str, kind: str, offset: int | None) -> ShardError:
+    return ShardError(message, kind=kind, offset=offset)
+
+
+class IndexFileError(DataError):
+    """A sample index is broken, or was written in a version that this release can't read."""
+
+
+class ManifestError(DataError):
+    """A manifest is broken, or does not match the shards beside it."""
+
+
+class SampleError(DataError):
+    """A sample can't be written as given, or can't be batched with its neighbours."""
+
+
+class DecodeError(DataError):
+    """A field's bytes can't be decoded as its name says."""
+
+
+class WorldError(ShardLoaderError):
+    """Something outside failed: a disk, a network, another process."""

@@ -1,0 +1,33 @@
+"""What counts as an integer, for every constructor of the order.
+
+numpy's integers are as good as Python's; booleans and floats are mistakes, whatever their value.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from shardloader.errors import UsageError
+
+MAX_SEED = 2**63
+
+
+def checked(name: str, value: Any, *, least: int, below: int = 2**63) -> int:
+    """Return `value` as a Python int in [least, below).
+
+    Raises UsageError that names the argument, the rule and the value.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise UsageError(
+            f"{name} must be an integer, and is {value!r} (a {type(value).__name__}): give a whole "
+            f"number of at least {least}"
+        )
+    if not least <= number < below:
+        bound = f"at least {least}" if number < least else f"less than {below}"
+        raise UsageError(f"{name} must be {bound}, and is {number}")
+    return number

@@ -1,0 +1,137 @@
+"""Which samples does each rank read at each step of what is left of an epoch?
+
+`order` joined to `dealing`: the one function that the plan, the loader, the simulator and the
+audit all use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardloader.order.dealing import Dealing
+from shardloader.order.epoch import Samples
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardloader.order.epoch import Order, PassOrder
+
+POSITIONS_AT_LEAST = 16_384
+POSITIONS_AT_MOST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepSamples:
+    """What one rank reads at some steps: arrays [steps, batch_size] and [steps].
+
+    shard, sample, index: int64, as in `Samples`; valid: bool; size: slots that the batch really
+    has (less than batch_size only under "join"); global_valid: valid samples over all ranks.
+    """
+
+    shard: NDArray[np.int64]
+    sample: NDArray[np.int64]
+    index: NDArray[np.int64]
+    valid: NDArray[np.bool_]
+    size: NDArray[np.int64]
+    global_valid: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """The rest of one epoch, from `dealing.consumed` on."""
+
+    order: Order
+    dealing: Dealing
+
+    @classmethod
+    def of(
+        cls,
+        order: Order,
+        *,
+        epoch: int,
+        consumed: int,
+        world_size: int,
+        batch_size: int,
+        even: str,
+    ) -> Schedule:
+        """The schedule of an epoch of `order` from `consumed` on, in a topology."""
+        return cls(
+            order,
+            Dealing(
+                lanes=order.lanes,
+                first=order.first_virtual(epoch),
+                length=order.epoch_length,
+                consumed=consumed,
+                world_size=world_size,
+                batch_size=batch_size,
+                even=even,
+            ),
+        )
+
+    def reader(self, rank: int) -> RankReader:
+        """A reader of `rank`'s samples, which keeps the passes that it has set up."""
+        return RankReader(self, rank)
+
+    def steps_at_once(self, num_workers: int) -> int:
+        """Steps that are best evaluated together by one of `num_workers` readers of a rank.
+
+        A window costs three blocks however few of its places are asked for, so a chunk should
+        hold about a window of each lane that the reader reads.
+        """
+        grid, dealing = self.order.grid, self.dealing
+        lanes = max(1, grid.ranks * grid.workers // (dealing.world_size * num_workers))
+        window = min(self.order.window or 1, self.order.lanes.longest)
+        wanted = min(max(lanes * window, POSITIONS_AT_LEAST), POSITIONS_AT_MOST)
+        return max(1, wanted // dealing.batch_size)
+
+
+class RankReader:
+    """Evaluates a schedule for one rank.
+
+    Its only state is a memo of the two passes used last (a pass over a million shards takes a
+    tenth of a second to set up); every answer is a function of the schedule and the steps.
+    """
+
+    def __init__(self, schedule: Schedule, rank: int) -> None:
+        self._schedule = schedule
+        self._rank = rank
+        self._passes: dict[int, PassOrder] = {}
+
+    def steps(self, steps: NDArray[np.int64]) -> StepSamples:
+        """What the rank reads at `steps` (int64 [n], counted from `consumed`)."""
+        dealing = self._schedule.dealing
+        slots = dealing.slots(steps, self._rank)
+        samples = self._locate(slots.number, slots.position)
+        return StepSamples(
+            shard=samples.shard,
+            sample=samples.sample,
+            index=samples.index,
+            valid=slots.valid,
+            size=slots.size,
+            global_valid=dealing.global_valid(np.asarray(steps)),
+        )
+
+    def _locate(self, number: NDArray[np.int64], position: NDArray[np.int64]) -> Samples:
+        if number.size == 0:
+            return Samples(position, position, position)
+        first, last = int(number.min()), int(number.max())
+        if first == last:
+            return self._one_pass(first).locate(position)
+        located = Samples(*(np.empty_like(position) for _ in range(3)))
+        for each in np.unique(number).tolist():
+            inside = number == each
+            found = self._one_pass(each).locate(position[inside])
+            located.shard[inside] = found.shard
+            located.sample[inside] = found.sample
+            located.index[inside] = found.index
+        return located
+
+    def _one_pass(self, number: int) -> PassOrder:
+        if number not in self._passes:
+            while len(self._passes) > 1:
+                del self._passes[min(self._passes)]
+            self._passes[number] = self._schedule.order.one_pass(number)
+        return self._passes[number]
