@@ -1,1 +1,112 @@
-"""Feed distributed PyTorch training from tar shards, and resume exactly, on any topology."""
+"""Feed distributed PyTorch training from tar shards, and resume exactly, on any topology.
+
+    import shardloader as sl
+
+    dataset = sl.ShardDataset("corpus/", seed=0, shuffle=sl.Shuffle(window=10_000))
+    loader = sl.ShardLoader(dataset, batch_size=32, num_workers=8)
+    for epoch in range(loader.epoch, epochs):
+        for batch in loader:
+            ...
+    state = loader.state_dict()
+
+Names are imported when first used: `import shardloader` costs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardloader.dataset.shard_dataset import ShardDataset
+    from shardloader.errors import (
+        CheckpointError,
+        DataError,
+        DecodeError,
+        IndexFileError,
+        ManifestError,
+        MissingExtraError,
+        SampleError,
+        ShardError,
+        ShardLoaderError,
+        StaleIteratorError,
+        TopologyError,
+        UsageError,
+        WorldError,
+    )
+    from shardloader.format.manifest import Manifest
+    from shardloader.loader.loader import ShardLoader
+    from shardloader.loader.loss import loss_scale
+    from shardloader.order.grid import Grid
+    from shardloader.order.topology import Topology
+    from shardloader.order.window import Shuffle
+    from shardloader.planning.plan import Plan, plan
+    from shardloader.writing.writer import ShardWriter
+
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "DecodeError",
+    "Grid",
+    "IndexFileError",
+    "Manifest",
+    "ManifestError",
+    "MissingExtraError",
+    "Plan",
+    "SampleError",
+    "ShardDataset",
+    "ShardError",
+    "ShardLoader",
+    "ShardLoaderError",
+    "ShardWriter",
+    "Shuffle",
+    "StaleIteratorError",
+    "Topology",
+    "TopologyError",
+    "UsageError",
+    "WorldError",
+    "__version__",
+    "loss_scale",
+    "plan",
+]
+
+_ERRORS = "shardloader.errors"
+_HOMES = {
+    "CheckpointError": _ERRORS,
+    "DataError": _ERRORS,
+    "DecodeError": _ERRORS,
+    "Grid": "shardloader.order.grid",
+    "IndexFileError": _ERRORS,
+    "Manifest": "shardloader.format.manifest",
+    "ManifestError": _ERRORS,
+    "MissingExtraError": _ERRORS,
+    "Plan": "shardloader.planning.plan",
+    "SampleError": _ERRORS,
+    "ShardDataset": "shardloader.dataset.shard_dataset",
+    "ShardError": _ERRORS,
+    "ShardLoader": "shardloader.loader.loader",
+    "ShardLoaderError": _ERRORS,
+    "ShardWriter": "shardloader.writing.writer",
+    "Shuffle": "shardloader.order.window",
+    "StaleIteratorError": _ERRORS,
+    "Topology": "shardloader.order.topology",
+    "TopologyError": _ERRORS,
+    "UsageError": _ERRORS,
+    "WorldError": _ERRORS,
+    "loss_scale": "shardloader.loader.loss",
+    "plan": "shardloader.planning.plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("shardloader")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shardloader' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

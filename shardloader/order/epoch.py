@@ -25,6 +25,8 @@ from shardloader.order.window import shuffled
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+MAX_POSITIONS = 2**62  # positions are int64; what is added to them stays below that
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
@@ -93,7 +95,7 @@ def sample_counts(counts: ArrayLike) -> NDArray[np.int64]:
             f"counts are one whole number of samples a shard, and were an array of {array.dtype} "
             f"with the shape {array.shape}"
         )
-    if array.size and (int(array.min()) < 0 or float(array.sum(dtype=np.float64)) >= 2**62):
+    if array.size and (int(array.min()) < 0 or float(array.sum(dtype=np.float64)) >= MAX_POSITIONS):
         raise UsageError(
             "a shard holds at least 0 samples and a dataset fewer than 2**62, and these counts "
             f"reach from {array.min()} to {array.max()}"
@@ -133,6 +135,11 @@ class Order:
                     f"steps_per_epoch={steps} goes round and round the data, and this dataset "
                     "holds no sample: leave it out, or look why the shards are empty"
                 )
+            if self.epoch_length >= MAX_POSITIONS:
+                raise UsageError(
+                    f"an epoch holds fewer than 2**62 samples, and steps_per_epoch={steps} steps "
+                    f"of {self.grid.step} are more: give fewer steps"
+                )
 
     @property
     def lanes(self) -> Lanes:
@@ -147,8 +154,13 @@ class Order:
         return self.steps_per_epoch * self.grid.step
 
     def first_virtual(self, epoch: int) -> int:
-        """The virtual position at which an epoch begins: pass * N + position in the pass."""
-        return epoch * self.epoch_length
+        """The virtual position at which an epoch begins: pass * N + position in the pass.
+
+        Raises UsageError unless `epoch` is a whole number of at least 0, and small enough for
+        its positions to be counted in int64.
+        """
+        below = MAX_POSITIONS // max(1, self.epoch_length)
+        return checked("epoch", epoch, least=0, below=below) * self.epoch_length
 
     def line(self, number: int) -> Line:
         """The line of pass `number`: shards by a permutation drawn from seed + number."""

@@ -1,0 +1,76 @@
+"""How do samples become a batch when no collate_fn is given?
+
+By field: arrays and tensors of one shape and dtype are stacked, numbers become a tensor, all else
+(text, bytes, JSON) stays a list. What is ragged is refused with its field, since a batch that is
+a tensor today and a list tomorrow breaks a model in the middle of the night.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shardloader.errors import SampleError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join samples, field by field; raises SampleError naming field and keys if they differ.
+
+    Arrays [...] become a tensor [batch, ...] of their dtype, ints an int64 and floats a float32
+    tensor [batch], bools a bool tensor; other values a list of length batch.
+    """
+    if not samples:
+        return {}
+    names = samples[0].keys()
+    for sample in samples:
+        if sample.keys() != names:
+            odd = sorted(map(str, names ^ sample.keys()))
+            raise SampleError(
+                "samples of one batch have the same fields, and those with the keys "
+                f"{samples[0].get('__key__')!r} and {sample.get('__key__')!r} differ in {odd}: "
+                "choose fields=, add what is missing in transform=, or give collate_fn="
+            )
+    return {
+        name: join_field(name, [sample[name] for sample in samples])
+        for name in names
+        if name != "__key__"
+    }
+
+
+def join_field(name: str, values: list[Any]) -> Any:
+    """One field of a batch; raises SampleError if arrays differ in shape or dtype."""
+    first = values[0]
+    if isinstance(first, (np.ndarray, np.generic)):
+        return _stacked(name, [np.asarray(value) for value in values])
+    if isinstance(first, torch.Tensor):
+        if len({(value.shape, value.dtype) for value in values}) > 1:
+            raise _ragged(name, [tuple(value.shape) for value in values])
+        return torch.stack(values)
+    if isinstance(first, bool):
+        return torch.tensor(values)
+    if all(type(value) is int for value in values):
+        return torch.tensor(values, dtype=torch.int64)
+    if all(type(value) in {int, float} for value in values):
+        return torch.tensor(values, dtype=torch.float32)
+    return values
+
+
+def _stacked(name: str, arrays: list[np.ndarray[Any, Any]]) -> Any:
+    kinds = {(array.shape, array.dtype) for array in arrays}
+    if len(kinds) > 1:
+        raise _ragged(name, sorted(kinds, key=str))
+    if arrays[0].dtype.kind in "OSUVMm":
+        return arrays
+    return torch.from_numpy(np.stack(arrays))
+
+
+def _ragged(name: str, kinds: list[Any]) -> SampleError:
+    return SampleError(
+        f"arrays of one field are stacked, so they have one shape and dtype, and the field "
+        f"{name!r} has {kinds[:4]}: crop or pad it in transform=, or give collate_fn="
+    )

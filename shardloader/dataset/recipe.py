@@ -1,0 +1,120 @@
+"""What was asked for: the options of a dataset, checked and frozen.
+
+A recipe holds no open file and no position, so it travels to workers whichever way they start.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Final
+
+from shardloader.errors import UsageError
+from shardloader.order.dealing import checked_even
+from shardloader.order.epoch import Order
+from shardloader.order.grid import Grid
+from shardloader.order.integers import MAX_SEED, checked
+from shardloader.order.topology import Topology
+
+if TYPE_CHECKING:
+    from shardloader.dataset.transform import Transform
+    from shardloader.order.window import Shuffle
+    from shardloader.reading.catalog import Catalog
+    from shardloader.reading.decode import DecodeTable
+
+Source = str | PathLike[str] | Sequence[str | PathLike[str]]
+Collate = Callable[[list[Any]], Any]
+
+META: Final = {
+    "all": ("__valid__", "__global_valid__", "__world_size__", "__index__", "__key__"),
+    "mask": ("__valid__", "__global_valid__", "__world_size__"),
+    "none": (),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recipe:
+    """Everything about a dataset that does not change while it is read.
+
+    fields: None for all of them. Raises UsageError for options that make no sense.
+    """
+
+    catalog: Catalog
+    seed: int
+    shuffle: Shuffle | None
+    fields: frozenset[str] | None
+    decode: DecodeTable
+    transform: Transform | None
+    reseed: bool
+    even: str
+    steps_per_epoch: int | None
+
+    def order(self, grid: Grid) -> Order:
+        """The order of this dataset on a grid."""
+        return Order(
+            counts=self.catalog.manifest.counts,
+            seed=self.seed,
+            window=self.window,
+            grid=grid,
+            steps_per_epoch=self.steps_per_epoch,
+        )
+
+    @property
+    def window(self) -> int | None:
+        """The shuffle's window in samples, None without a shuffle."""
+        return None if self.shuffle is None else self.shuffle.window
+
+
+def checked_options(
+    *, seed: Any, even: Any, on_error: Any, topology: Any, grid: Any, steps_per_epoch: Any
+) -> None:
+    """Refuse options that make no sense, before anything is opened; raises UsageError."""
+    checked("seed", seed, least=0, below=MAX_SEED)
+    checked_even(even)
+    if steps_per_epoch is not None:
+        checked("steps_per_epoch", steps_per_epoch, least=1)
+    if on_error != "raise":
+        raise UsageError(
+            f"on_error= takes 'raise' in this release, and was {on_error!r}: bad samples stop the "
+            "run with their shard, key, field and offset"
+        )
+    if topology is not None and not isinstance(topology, Topology):
+        raise UsageError(
+            f"topology= takes a Topology, and was {topology!r}: write "
+            "Topology(rank=..., world_size=...), Topology.from_group or Topology.from_mesh"
+        )
+    if grid is not None and not isinstance(grid, Grid):
+        raise UsageError(f"grid= takes a Grid(ranks=, workers=, batch=), and was {grid!r}")
+
+
+def checked_fields(fields: Any) -> frozenset[str] | None:
+    """The fields asked for, lower-cased as they are read; raises UsageError for a bare string."""
+    if fields is None:
+        return None
+    if isinstance(fields, str) or not all(isinstance(field, str) for field in fields):
+        raise UsageError(
+            f"fields= takes a list of field names such as ('jpg', 'cls'), and was {fields!r}"
+        )
+    return frozenset(field.lower().lstrip(".") for field in fields)
+
+
+def checked_meta(meta: Any) -> str:
+    """`meta` if it is one of META; raises UsageError."""
+    if meta not in META:
+        raise UsageError(f"meta= is one of {', '.join(map(repr, META))}, and was {meta!r}")
+    return str(meta)
+
+
+def check_pickles(arguments: Mapping[str, Any], *, how: str) -> None:
+    """Say which argument can't travel to workers that do not fork; raises UsageError."""
+    for name, value in arguments.items():
+        try:
+            pickle.dumps(value)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"workers started by {how} get the dataset by pickle, and {name}= can't be "
+                f"pickled ({error}): give a function of a module instead of a lambda or an inner "
+                "one, or start workers by fork"
+            ) from error

@@ -1,0 +1,378 @@
+"""The dataset that users make: options and a catalog, and torchdata's protocol.
+
+`ShardLoader` takes it as it is. Under a plain `StatefulDataLoader` it divides itself over ranks
+and workers and resumes exactly in the same topology. Facts of torchdata 0.11 that shape this
+module: a state must be a fresh plain value; a worker that was exhausted is asked again after a
+load and must stop again; a state goes to `load_state_dict` and then `iter` follows, so `__iter__`
+must not reset what was loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from shardloader.dataset.batches import BatchMaker, rows
+from shardloader.dataset.map_dataset import MapDataset
+from shardloader.dataset.recipe import (
+    Recipe,
+    checked_fields,
+    checked_meta,
+    checked_options,
+)
+from shardloader.dataset.samples import SampleReader
+from shardloader.distributed.resolve import resolve_topology
+from shardloader.errors import CheckpointError, TopologyError
+from shardloader.order.checkpoint import Checkpoint
+from shardloader.order.grid import Grid
+from shardloader.order.integers import checked
+from shardloader.order.schedule import Schedule
+from shardloader.order.window import Shuffle
+from shardloader.reading.catalog import open_catalog
+from shardloader.reading.decode import resolve
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from shardloader.dataset.recipe import Collate, Source
+    from shardloader.dataset.transform import Transform
+    from shardloader.format.manifest import Manifest
+    from shardloader.order.topology import Topology
+    from shardloader.reading.decode import Decoder
+
+log = logging.getLogger("shardloader")
+
+
+class ShardDataset(IterableDataset[Any]):
+    """Samples of tar shards, dealt to ranks and workers in one global order.
+
+    source: a folder with a manifest or with shards, a brace pattern, or a list of shards.
+    seed, shuffle: what the order is drawn from; shuffle is True (`Shuffle()`), a
+    `Shuffle(window=)` or False. fields: which fields are read (None: all). decode: "default", a
+    mapping of fields to decoders, or None for raw bytes. transform: a function from sample to
+    sample; if it takes `rng` it gets a numpy generator keyed by (seed, epoch, sample).
+    reseed: seed the global generators of random, numpy and torch before each sample instead, in
+    worker processes. even: "pad", "drop" or "join", what the epoch's last step is. topology,
+    grid: see `Topology` and `Grid`; by default the process's own. steps_per_epoch: an epoch of
+    fixed length over an endless order. index_dir: where indexes lie if not beside the shards.
+
+    batch_size, collate_fn, meta: for use without ShardLoader. With a batch_size it yields
+    batches, for `DataLoader(dataset, batch_size=None)`; without, samples.
+
+    The source is opened when first needed. Raises UsageError for options that make no sense.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        seed: int = 0,
+        shuffle: bool | Shuffle | None = True,
+        fields: Any = None,
+        decode: str | Mapping[str, Decoder | str | None] | None = "default",
+        transform: Transform | None = None,
+        reseed: bool = False,
+        even: str = "pad",
+        on_error: str = "raise",
+        topology: Topology | None = None,
+        grid: Grid | None = None,
+        steps_per_epoch: int | None = None,
+        index_dir: str | PathLike[str] | None = None,
+        batch_size: int | None = None,
+        collate_fn: Collate | None = None,
+        meta: str = "all",
+    ) -> None:
+        super().__init__()
+        checked_options(
+            seed=seed,
+            even=even,
+            on_error=on_error,
+            topology=topology,
+            grid=grid,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.source = source
+        self.seed = seed
+        self.shuffle = Shuffle.of(shuffle)
+        self.fields = checked_fields(fields)
+        self.decode = resolve(decode)
+        self.transform = transform
+        self.reseed = reseed
+        self.even = even
+        self.topology = topology
+        self.grid = grid
+        self.steps_per_epoch = steps_per_epoch
+        self.index_dir = index_dir
+        self.batch_size = None
+        if batch_size is not None:
+            self.batch_size = checked("batch_size", batch_size, least=1, below=2**31)
+        self.collate_fn = collate_fn
+        self.meta = checked_meta(meta)
+        # The epoch, and whether set_epoch named it; shared, so that it reaches workers that live.
+        self._epoch = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._recipe: Recipe | None = None
+        self._resolved: Topology | None = None
+        self._of_parent: Topology | None = None
+        self._unpickled_in: int | None = None
+        self._reader: SampleReader | None = None
+        self._loaded: _WorkerState | None = None
+        self._running: _Running | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """The options with the opened catalog; opens it at the first call."""
+        if self._recipe is None:
+            self._recipe = Recipe(
+                catalog=open_catalog(self.source, index_dir=self.index_dir),
+                seed=self.seed,
+                shuffle=self.shuffle,
+                fields=self.fields,
+                decode=self.decode,
+                transform=self.transform,
+                reseed=self.reseed,
+                even=self.even,
+                steps_per_epoch=self.steps_per_epoch,
+            )
+        return self._recipe
+
+    @property
+    def manifest(self) -> Manifest:
+        """The dataset's list of shards."""
+        return self.recipe.catalog.manifest
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the whole dataset, N. There is no `len`: it would depend on the loader."""
+        return self.manifest.num_samples
+
+    def resolve_topology(self) -> Topology:
+        """This process's data-parallel topology, looked up once."""
+        if self._resolved is None:
+            spawned_worker = get_worker_info() and self._unpickled_in == os.getpid()
+            self._resolved = (spawned_worker and self._of_parent) or resolve_topology(self.topology)
+        return self._resolved
+
+    def as_map(self) -> MapDataset:
+        """The map-style dataset of the same samples, in the manifest's order."""
+        return MapDataset(self.recipe)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Read epoch `epoch` next; reaches persistent workers too. Call it before each epoch."""
+        self._epoch[0] = checked("set_epoch(epoch)", epoch, least=0, below=2**62)
+        self._epoch[1] = 1
+
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's and worker's samples, or batches if the dataset has a batch_size."""
+        self._adopt_loaded_epoch()
+        running = self._plan()
+        if self._loaded is not None:
+            running.taken = self._loaded.taken_in(running)
+            self._loaded = None
+        self._running = running
+        return self._items(running)
+
+    def _items(self, running: _Running) -> Iterator[Any]:
+        if self._reader is None:
+            self._reader = SampleReader(self.recipe)
+        maker = BatchMaker(
+            self._reader,
+            collate_fn=self.collate_fn if self.batch_size else _only_sample,
+            meta=self.meta if self.batch_size else "none",
+            world_size=running.world_size,
+        )
+        for row in running.rows():
+            item = maker.batch(row, epoch=running.checkpoint.epoch)
+            if self.batch_size is None and self.meta != "none":
+                item = {
+                    **item,
+                    "__valid__": bool(row.valid[0]),
+                    "__index__": int(row.index[0]),
+                }
+            running.taken += 1
+            yield item
+
+    def _plan(self) -> _Running:
+        """What this worker of this rank reads of the present epoch."""
+        topology = self.resolve_topology()
+        info = get_worker_info()
+        worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        batch = self.batch_size or 1
+        default = Grid(ranks=topology.world_size, workers=num_workers, batch=batch)
+        if self.shuffle is None:
+            readers = num_workers if self.batch_size is None else 1
+            default = Grid(ranks=1, workers=1, batch=topology.world_size * readers * batch)
+        recipe = self.recipe
+        checkpoint = Checkpoint(
+            dataset=recipe.catalog.manifest.digest,
+            seed=recipe.seed,
+            epoch=int(self._epoch[0]),
+            consumed=0,
+            grid=self.grid or default,
+            window=recipe.window,
+            steps_per_epoch=recipe.steps_per_epoch,
+        )
+        return _Running(recipe, checkpoint, topology, worker, num_workers, self.batch_size, taken=0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this process's iterator, for the same rank and worker; plain and fresh."""
+        if self._loaded is not None:
+            return self._loaded.to_state()
+        running = self._running or self._plan()
+        return running.state().to_state()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state at the next `iter`; raises CheckpointError if it does not fit."""
+        self._loaded = _WorkerState.from_state(state_dict)
+
+    def _adopt_loaded_epoch(self) -> None:
+        """A loaded position belongs to its epoch, unless set_epoch named another."""
+        if self._loaded is None:
+            return
+        epoch = self._loaded.checkpoint.epoch
+        if not self._epoch[1]:
+            self._epoch[0] = epoch
+        elif epoch != int(self._epoch[0]):
+            log.warning(
+                "set_epoch(%d) drops the loaded position of epoch %d: epoch %d starts from its "
+                "beginning",
+                int(self._epoch[0]),
+                epoch,
+                int(self._epoch[0]),
+            )
+            self._loaded = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker that is spawned, not forked, can't see the process group of the rank that
+        # starts it, so its topology travels along; a spawned rank must look for itself.
+        try:
+            travelling = self._resolved or resolve_topology(self.topology)
+        except TopologyError:
+            travelling = None
+        own = {"_reader": None, "_running": None, "_resolved": None, "_of_parent": travelling}
+        return {**self.__dict__, **own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._unpickled_in = os.getpid()
+
+
+class _Running:
+    """One pass of one worker: what it reads, and how many items it has given."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        checkpoint: Checkpoint,
+        topology: Topology,
+        worker: int,
+        num_workers: int,
+        batch_size: int | None,
+        *,
+        taken: int,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.world_size = topology.world_size
+        self.num_workers = num_workers
+        self.batch_size = batch_size
+        self.taken = taken
+        self._recipe = recipe
+        self._rank = topology.rank
+        self._worker = worker
+
+    def rows(self) -> Iterator[Any]:
+        """The rows that are left after `taken`.
+
+        Batches: worker w makes the steps w, w + W, ... of its rank. Samples: every worker of
+        every rank is a reader of its own, so that all have equally many.
+        """
+        by_sample = self.batch_size is None
+        readers = self.world_size * self.num_workers if by_sample else self.world_size
+        schedule = Schedule.of(
+            self._recipe.order(self.checkpoint.grid),
+            epoch=self.checkpoint.epoch,
+            consumed=0,
+            world_size=readers,
+            batch_size=self.batch_size or 1,
+            even=self._recipe.even,
+        )
+        if by_sample:
+            return rows(schedule, self._rank * self.num_workers + self._worker, skip=self.taken)
+        return rows(
+            schedule,
+            self._rank,
+            worker=self._worker,
+            num_workers=self.num_workers,
+            skip=self.taken,
+        )
+
+    def state(self) -> _WorkerState:
+        """The state of this pass now."""
+        return _WorkerState(
+            self.checkpoint, self.taken, self.world_size, self.num_workers, self.batch_size
+        )
+
+
+class _WorkerState:
+    """A position of one worker, which only the same worker of the same topology can take."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        taken: int,
+        world_size: int,
+        num_workers: int,
+        batch_size: int | None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.taken = taken
+        self.world_size = world_size
+        self.num_workers = num_workers
+        self.batch_size = batch_size
+
+    def to_state(self) -> dict[str, Any]:
+        return {
+            **self.checkpoint.to_state(),
+            "taken": self.taken,
+            "world_size": self.world_size,
+            "num_workers": self.num_workers,
+            "batch_size": self.batch_size,
+        }
+
+    @classmethod
+    def from_state(cls, state: Any) -> _WorkerState:
+        own = ("taken", "world_size", "num_workers", "batch_size")
+        if not isinstance(state, Mapping) or any(name not in state for name in own):
+            raise CheckpointError(
+                f"a state of ShardDataset has the keys {', '.join(own)} besides those of a "
+                "ShardLoader's: load what this dataset's state_dict() returned, or use ShardLoader"
+            )
+        checkpoint = Checkpoint.from_state({k: v for k, v in state.items() if k not in own})
+        taken = checked("taken", state["taken"], least=0)
+        return cls(checkpoint, taken, *(state[name] for name in own[1:]))
+
+    def taken_in(self, running: _Running) -> int:
+        """Items to leave out in a pass; raises CheckpointError if this is no position of it."""
+        self.checkpoint.check_matches(running.checkpoint)
+        for name in ("world_size", "num_workers", "batch_size"):
+            was, now = getattr(self, name), getattr(running, name)
+            if was != now:
+                raise CheckpointError(
+                    f"under a plain StatefulDataLoader a state resumes in the topology that it was "
+                    f"made in, and {name} was {was} and is {now}: use ShardLoader, whose state "
+                    "resumes in any"
+                )
+        if self.checkpoint.grid != running.checkpoint.grid:
+            raise CheckpointError(
+                f"the state was made on the grid {self.checkpoint.grid.to_list()}, and this "
+                f"dataset reads on {running.checkpoint.grid.to_list()}: give the same grid="
+            )
+        return self.taken
+
+
+def _only_sample(samples: list[Any]) -> Any:
+    return samples[0]

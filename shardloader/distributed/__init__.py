@@ -1,0 +1,1 @@
+"""Whose rank is this? Knows the environment and torch.distributed; starts no process group."""

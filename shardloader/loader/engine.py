@@ -1,0 +1,86 @@
+"""How do batches get from workers to the training loop?
+
+Through a plain DataLoader over a BatchStream, made when the first batch is asked for: by then the
+launcher has spoken, the state is loaded and the epoch set. Kept, so that workers may persist.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+from shardloader.dataset.recipe import check_pickles
+from shardloader.loader.stream import BatchStream, StreamOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shardloader.dataset.recipe import Collate
+    from shardloader.dataset.shard_dataset import ShardDataset
+    from shardloader.order.schedule import Schedule
+
+
+class Engine:
+    """The DataLoader of one ShardLoader; `options` are those that DataLoader alone understands."""
+
+    def __init__(
+        self,
+        source: ShardDataset,
+        *,
+        num_workers: int,
+        collate_fn: Collate | None,
+        meta: str,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._source = source
+        self._num_workers = num_workers
+        self._collate_fn = collate_fn
+        self._meta = meta
+        self._options = options
+        self._made: tuple[BatchStream, DataLoader[Any]] | None = None
+
+    def batches(self, schedule: Schedule, *, epoch: int) -> Iterator[Any]:
+        """This rank's batches of a schedule."""
+        dealing = schedule.dealing
+        stream, loader = self._make(dealing.batch_size)
+        stream.start_at(epoch=epoch, consumed=dealing.consumed, grid=schedule.order.grid)
+        return iter(loader)
+
+    def _make(self, batch_size: int) -> tuple[BatchStream, DataLoader[Any]]:
+        if self._made is None:
+            self._check_pickles()
+            stream = BatchStream(
+                StreamOptions(
+                    recipe=self._source.recipe,
+                    topology=self._source.resolve_topology(),
+                    batch_size=batch_size,
+                    collate_fn=self._collate_fn,
+                    meta=self._meta,
+                )
+            )
+            loader: DataLoader[Any] = DataLoader(
+                stream,
+                batch_size=None,
+                num_workers=self._num_workers,
+                collate_fn=_as_it_is,
+                **self._options,
+            )
+            self._made = stream, loader
+        return self._made
+
+    def _check_pickles(self) -> None:
+        context = self._options.get("multiprocessing_context")
+        how = context if isinstance(context, str) else getattr(context, "_name", None)
+        if self._num_workers and how in {"spawn", "forkserver"}:
+            travelling = {
+                "transform": self._source.transform,
+                "decode": self._source.decode,
+                "collate_fn": self._collate_fn,
+                "worker_init_fn": self._options.get("worker_init_fn"),
+            }
+            check_pickles(travelling, how=how)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,111 @@
+"""One pass over what is left of an epoch.
+
+Until it has given a batch it follows load_state_dict and set_epoch. Afterwards a change of the
+loader's position, or a later iterator, puts it out of date. It counts a batch as received when it
+hands it over, and the epoch as finished with the last one, whether or not anybody asks for more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from shardloader.errors import StaleIteratorError
+
+if TYPE_CHECKING:
+    from shardloader.dataset.batches import Row
+    from shardloader.loader.engine import Engine
+    from shardloader.loader.progress import Progress
+    from shardloader.order.schedule import Schedule
+
+
+class LoaderIterator(Iterator[Any]):
+    """This rank's batches from the loader's position to the end of the epoch."""
+
+    def __init__(self, progress: Progress, engine: Engine) -> None:
+        self._progress = progress
+        self._engine = engine
+        # Not the iterator itself: the loader must not keep alive what a loop has let go.
+        self._token = object()
+        self._schedule: Schedule | None = None
+        self._batches: Iterator[Any] | None = None
+        self._rows: Iterator[Row] | None = None
+        self._given = 0
+        self._num_batches = 0
+        self._failed = False
+        self._ended = False
+
+    def __iter__(self) -> LoaderIterator:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch; raises StaleIteratorError once the iterator is out of date."""
+        if self._ended:
+            raise StopIteration
+        if self._given == 0 and not self._failed:
+            self._start()
+        self._check_current()
+        schedule = self._schedule
+        if schedule is None or self._given == self._num_batches:
+            self._end(schedule)
+            raise StopIteration
+        batch = self._fetch()
+        self._given += 1
+        is_last = self._given == schedule.dealing.num_steps
+        if is_last:
+            self._let_go()
+            self._ended = True
+        self._progress.receive(schedule.dealing.consumed_after(self._given), is_last=is_last)
+        return batch
+
+    def _start(self) -> None:
+        progress = self._progress
+        self._schedule = progress.begin(self._token)
+        if self._schedule is None:
+            return
+        self._num_batches = self._schedule.dealing.num_batches(progress.topology.rank)
+        if self._num_batches:
+            self._rows = progress.rows_to_log(self._schedule)
+            self._batches = self._engine.batches(self._schedule, epoch=progress.position.epoch)
+
+    def _check_current(self) -> None:
+        if self._failed:
+            self._let_go()
+            raise StaleIteratorError(
+                "an iterator that raised an error is at its end, since a worker stops at its "
+                "first error: make a new one with iter(loader), or load a state to go on from it"
+            )
+        if self._progress.token is not self._token:
+            self._let_go()
+            raise StaleIteratorError(
+                f"an iterator goes on while the loader's position is its own, and after this one "
+                f"had given {self._given} batches the position was changed by load_state_dict, "
+                "skip or a later iterator: make a new one with iter(loader)"
+            )
+
+    def _fetch(self) -> Any:
+        """The next batch from the workers, and its line in the log."""
+        if self._batches is None:
+            raise AssertionError
+        self._failed = True  # until it is here
+        batch = next(self._batches)
+        self._failed = False
+        if self._rows is not None and self._schedule and self._progress.sample_log:
+            self._progress.sample_log.step(
+                epoch=self._progress.position.epoch,
+                consumed=self._schedule.dealing.consumed_after(self._given),
+                row=next(self._rows),
+            )
+        return batch
+
+    def _end(self, schedule: Schedule | None) -> None:
+        """The end without a last batch: an empty pass, no data, or "join" on a shorter rank."""
+        self._let_go()
+        self._ended = True
+        if schedule is not None:
+            self._progress.receive(schedule.dealing.length, is_last=True)
+
+    def _let_go(self) -> None:
+        """Let workers that are not persistent end."""
+        self._batches = None
+        self._rows = None

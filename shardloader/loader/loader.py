@@ -1,0 +1,205 @@
+"""The public loader: this rank's batches, in an order that a checkpoint of one integer resumes.
+
+It is a StatefulDataLoader to those who ask. What moves the position is in `progress`, what runs
+workers in `engine`; here are the options, and the face that trainers see.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from shardloader.dataset.recipe import checked_meta
+from shardloader.dataset.shard_dataset import ShardDataset
+from shardloader.errors import UsageError
+from shardloader.loader.engine import Engine
+from shardloader.loader.iterator import LoaderIterator
+from shardloader.loader.log import SampleLog, launch_number
+from shardloader.loader.progress import Progress
+from shardloader.loader.stream import LoaderDataset
+from shardloader.order.checkpoint import Checkpoint
+from shardloader.order.integers import checked
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from shardloader.dataset.recipe import Collate
+    from shardloader.order.topology import Topology
+
+# Options of DataLoader that would decide what is read, with the values that decide nothing and
+# what to use instead.
+REFUSED: Final = {
+    "sampler": ((None,), "the dataset's order is the sampler: use ShardDataset(shuffle=, seed=)"),
+    "batch_sampler": ((None,), "use batch_size= and ShardDataset(shuffle=, seed=)"),
+    "shuffle": ((None, False), "use ShardDataset(shuffle=Shuffle(window=...))"),
+    "drop_last": ((None, False), 'use ShardDataset(even="drop")'),
+    "in_order": ((None, True), "the order is what a checkpoint resumes: leave it out"),
+    "snapshot_every_n_steps": ((None, 1), "the state counts every batch, at no cost: leave it out"),
+}
+# Options that are DataLoader's own affair.
+PASSED_ON: Final = (
+    "pin_memory",
+    "pin_memory_device",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+)
+
+
+class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no types
+    """Batches of a ShardDataset for this rank.
+
+    dataset; batch_size: samples a rank and step; num_workers: worker processes, 0 for none;
+    collate_fn: list of samples -> batch, by default arrays stacked and all else in lists; meta:
+    which `__...__` entries a batch carries, "all", "mask" or "none". pin_memory, timeout,
+    worker_init_fn, multiprocessing_context, generator, prefetch_factor and persistent_workers are
+    those of DataLoader. Raises UsageError for sampler, batch_sampler, shuffle, drop_last and
+    in_order=False, naming what to use instead.
+
+    A batch is a mapping: the fields, and `__valid__` (bool tensor [batch_size]), `__index__`
+    (int64 tensor [batch_size], the sample's number in the manifest), `__key__` (list of str),
+    `__global_valid__` (int, valid samples over all ranks) and `__world_size__` (int).
+    """
+
+    def __init__(
+        self,
+        dataset: ShardDataset | LoaderDataset,
+        batch_size: int | None = 1,
+        num_workers: int = 0,
+        collate_fn: Collate | None = None,
+        *,
+        meta: str = "all",
+        **options: Any,
+    ) -> None:
+        source = dataset.source if isinstance(dataset, LoaderDataset) else dataset
+        if not isinstance(source, ShardDataset):
+            raise UsageError(
+                f"ShardLoader takes a ShardDataset, and got a {type(dataset).__name__}: for other "
+                "datasets use torch's DataLoader"
+            )
+        if source.batch_size is not None:
+            raise UsageError(
+                f"the loader makes the batches: leave batch_size={source.batch_size} out of "
+                "ShardDataset, and give it to ShardLoader"
+            )
+        batch_size = checked("batch_size", batch_size, least=1, below=2**31)
+        num_workers = checked("num_workers", num_workers, least=0, below=2**16)
+        passed_on = _checked_options(options)
+        super().__init__(
+            LoaderDataset(source),
+            batch_size=batch_size,
+            num_workers=num_workers,
+            **passed_on,
+        )
+        self.collate_fn = collate_fn
+        self.meta = checked_meta(meta)
+        self._progress = Progress(source, batch_size=batch_size, num_workers=num_workers)
+        self._engine = Engine(
+            source,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            meta=self.meta,
+            options=passed_on,
+        )
+        # DataLoader guards its attributes against change; trainers look for this one.
+        object.__setattr__(self, "sampler", EpochSetter(self))
+
+    @property
+    def topology(self) -> Topology:
+        """The data-parallel rank and world size."""
+        return self._progress.topology
+
+    @property
+    def epoch(self) -> int:
+        """The epoch being read, or to be read next."""
+        return self._progress.position.epoch
+
+    @property
+    def steps_left(self) -> int:
+        """Batches that this rank has yet to receive in the present epoch."""
+        if self._progress.position.empty:
+            return 0
+        return self._progress.schedule().dealing.num_batches(self.topology.rank)
+
+    def __len__(self) -> int:
+        """Batches that this rank gets in a whole epoch, in the present topology."""
+        return self._progress.schedule(consumed=0).dealing.num_batches(self.topology.rank)
+
+    def __iter__(self) -> Any:
+        """An iterator over what is left of the epoch; it starts when its first batch is asked."""
+        return LoaderIterator(self._progress, self._engine)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, in plain JSON types: the same on every rank, for any topology.
+
+        It counts the batches that the training loop has received. It may be taken at any time,
+        changes nothing and starts no workers. Once the epoch's last batch has been received it is
+        the start of the next epoch.
+        """
+        return self._progress.checkpoint().to_state()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state; raises CheckpointError, saying what differs, if it can't."""
+        self._progress.load(Checkpoint.from_state(state_dict))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Read epoch `epoch` next. Epochs advance by themselves, so this is seldom needed.
+
+        The epoch of a loaded position keeps the position, the one that the loaded state had
+        finished gives an empty pass, any other starts from its beginning. While an iterator is
+        giving batches it holds from the next one on.
+        """
+        self._progress.set_epoch(epoch)
+
+    def skip(self, steps: int) -> None:
+        """Leave out the next `steps` steps; call it alike on every rank.
+
+        Going past the epoch's end starts the next one. Iterators that have given batches are out
+        of date afterwards.
+        """
+        self._progress.skip(steps)
+
+    def log_samples(self, folder: str | os.PathLike[str], *, attempt: int | None = None) -> None:
+        """Write which samples are received to `folder`, for `shardloader audit`.
+
+        One file a rank, one unbuffered line a step. attempt: a number that grows with every
+        launch; by default rank 0's clock, shared through torch.distributed. Call it on every
+        rank. Raises UsageError if ranks can't agree on a number, WorldError if the folder can't
+        be written.
+        """
+        launch = launch_number(self.topology, attempt)
+        self._progress.sample_log = SampleLog(folder, self.topology, launch)
+
+
+class EpochSetter:
+    """`loader.sampler`: trainers call `set_epoch` on a loader's sampler."""
+
+    def __init__(self, loader: ShardLoader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """`loader.set_epoch(epoch)`."""
+        self._loader.set_epoch(epoch)
+
+
+def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    """What to pass on to DataLoader; raises UsageError for what can't be taken."""
+    passed_on = {}
+    for name, value in options.items():
+        if name in PASSED_ON:
+            passed_on[name] = value
+        elif name in REFUSED:
+            accepted, instead = REFUSED[name]
+            if not any(value is each for each in accepted):
+                raise UsageError(f"ShardLoader does not take {name}={value!r}: {instead}")
+        elif value is not None:
+            raise UsageError(
+                f"ShardLoader has no option {name}=: its own are dataset, batch_size, "
+                f"num_workers, collate_fn and meta, and of DataLoader's {', '.join(PASSED_ON)}"
+            )
+    return passed_on

@@ -1,0 +1,98 @@
+"""What was received, written down: one file a rank, one append a step.
+
+A line is one JSON object and one unbuffered write, so that a killed rank leaves whole lines. The
+first kind of line says where an attempt starts, the others what each step held:
+
+    {"attempt": [1732900000000000000, 0], "rank": 0, "world_size": 2, "batch_size": 32,
+     "dataset": "...", "num_samples": 1000, "shuffled": true, "epoch": 0, "consumed": 0}
+    {"epoch": 0, "consumed": 0, "index": [17, 4, ...], "valid": 32}
+
+consumed: positions consumed before the step; index: samples of the slots, the first `valid` of
+which are valid. An attempt is the launch and the number of states loaded in it: what an earlier
+attempt read at or after the start of a later one is superseded, since training was rolled back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardloader.distributed.rendezvous import is_initialized, value_of_rank_zero
+from shardloader.errors import UsageError, WorldError
+
+if TYPE_CHECKING:
+    from shardloader.dataset.batches import Row
+    from shardloader.order.topology import Topology
+
+
+def launch_number(topology: Topology, given: int | None) -> int:
+    """A number that is the same on all ranks of a launch, and grows with every launch.
+
+    The given one, or rank 0's clock in nanoseconds. Raises UsageError where ranks can't agree.
+    """
+    if given is not None:
+        return given
+    now = time.time_ns()
+    if topology.world_size == 1:
+        return now
+    if not is_initialized():
+        raise UsageError(
+            "the ranks of one launch log under one number, which they agree on through "
+            f"torch.distributed; it is not initialised, and world_size is {topology.world_size}: "
+            "give log_samples(..., attempt=) a number that grows with each launch"
+        )
+    return value_of_rank_zero(now)
+
+
+class SampleLog:
+    """Appends one rank's lines to its own file in a folder."""
+
+    def __init__(self, folder: str | os.PathLike[str], topology: Topology, launch: int) -> None:
+        self._launch = launch
+        self._loads = 0
+        self._started: int | None = None
+        name = f"rank-{topology.rank:05d}-of-{topology.world_size:05d}.{launch}.jsonl"
+        self.path = Path(folder) / name
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise WorldError(f"can't write the samples' log {self.path}: {error}") from error
+
+    def rolled_back(self) -> None:
+        """A state was loaded: what follows is another attempt."""
+        self._loads += 1
+
+    def start(self, about: dict[str, Any]) -> None:
+        """Say where this attempt starts; once an attempt."""
+        if self._started != self._loads:
+            self._started = self._loads
+            self._append({"attempt": [self._launch, self._loads], **about})
+
+    def step(self, *, epoch: int, consumed: int, row: Row) -> None:
+        """Write down one received batch."""
+        line = {
+            "epoch": epoch,
+            "consumed": consumed,
+            "index": row.index.tolist(),
+            "valid": int(np.count_nonzero(row.valid)),
+        }
+        self._append(line)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        os.write(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __del__(self) -> None:
+        if getattr(self, "_file", -1) >= 0:
+            self.close()

@@ -1,0 +1,174 @@
+"""Where does training stand, in which topology, on which grid?
+
+`order.position` and `order.checkpoint` decide; this module knows which dataset, rank and batch
+size they decide for, and says in the log what a user should know.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from shardloader.dataset.batches import rows
+from shardloader.order.checkpoint import Checkpoint, starting_grid
+from shardloader.order.grid import Grid
+from shardloader.order.integers import checked
+from shardloader.order.position import Position
+from shardloader.order.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardloader.dataset.batches import Row
+    from shardloader.dataset.shard_dataset import ShardDataset
+    from shardloader.loader.log import SampleLog
+    from shardloader.order.topology import Topology
+
+log = logging.getLogger("shardloader")
+
+
+class Progress:
+    """The position of one loader.
+
+    token: the iterator that the position belongs to; an iterator with another one is out of date.
+    sample_log: where received samples are written down, if anywhere.
+    """
+
+    def __init__(self, source: ShardDataset, *, batch_size: int, num_workers: int) -> None:
+        self.position = Position()
+        self.token: object = None
+        self.sample_log: SampleLog | None = None
+        self.batch_size = batch_size
+        self._source = source
+        self._num_workers = num_workers
+        self._grid: Grid | None = None
+        self._said: set[str] = set()
+
+    @property
+    def topology(self) -> Topology:
+        """The data-parallel rank and world size."""
+        return self._source.resolve_topology()
+
+    def schedule(self, *, consumed: int | None = None) -> Schedule:
+        """What is left of the epoch after `consumed` positions, by default those received."""
+        at = self.position.consumed if consumed is None else consumed
+        return Schedule.of(
+            self._source.recipe.order(self._grid_at(at)),
+            epoch=self.position.epoch,
+            consumed=at,
+            world_size=self.topology.world_size,
+            batch_size=self.batch_size,
+            even=self._source.even,
+        )
+
+    def checkpoint(self) -> Checkpoint:
+        """The present position as a state holds it."""
+        source = self._source
+        return Checkpoint(
+            dataset=source.manifest.digest,
+            seed=source.seed,
+            epoch=self.position.epoch,
+            consumed=self.position.consumed,
+            grid=self._grid_at(self.position.consumed),
+            window=source.recipe.window,
+            steps_per_epoch=source.steps_per_epoch,
+        )
+
+    def load(self, loaded: Checkpoint) -> None:
+        """Go on from a checkpoint; raises CheckpointError if it is of another order."""
+        loaded.check_matches(self.checkpoint())
+        loaded.check_fits(self._source.recipe.order(loaded.grid))
+        self._say_what_changes(loaded)
+        self._grid = loaded.grid
+        self._move(self.position.load(epoch=loaded.epoch, consumed=loaded.consumed))
+        if self.sample_log is not None:
+            self.sample_log.rolled_back()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Read `epoch` next."""
+        length = self._length() if self.position.consumed else 0
+        self.position, note = self.position.set_epoch(epoch, length=length)
+        if note:
+            log.warning(note)
+
+    def skip(self, steps: int) -> None:
+        """Move on by `steps` steps without reading them."""
+        steps = checked("steps", steps, least=0)
+        dealing = self.schedule().dealing
+        is_last = steps >= dealing.num_steps
+        self._move(self.position.skip(dealing.consumed_after(steps), is_last=is_last))
+
+    def begin(self, token: object) -> Schedule | None:
+        """Let the iterator of `token` start: its schedule, or None for an empty pass."""
+        was_empty = self.position.empty
+        length = self._length() if self.position.running else 0
+        self.position, note = self.position.begin(length=length)
+        if note:
+            log.log(logging.INFO if "broken off" in self._said else logging.WARNING, note)
+            self._said.add("broken off")
+        self.token = token
+        if was_empty:
+            return None
+        schedule = self.schedule()
+        self._grid = schedule.order.grid
+        if self.sample_log is not None:
+            self.sample_log.start(self._about())
+        return schedule
+
+    def rows_to_log(self, schedule: Schedule) -> Iterator[Row] | None:
+        """What this rank will receive, where it is written down."""
+        return None if self.sample_log is None else rows(schedule, self.topology.rank)
+
+    def receive(self, consumed: int, *, is_last: bool) -> None:
+        """A batch, or the epoch's end, was received."""
+        self.position = self.position.receive(consumed, is_last=is_last)
+
+    def _move(self, position: Position) -> None:
+        """Take a position that no iterator has reached: those that gave batches are out of date."""
+        self.position = position
+        self.token = None
+
+    def _length(self) -> int:
+        """Positions of the present epoch."""
+        return self.schedule().dealing.length
+
+    def _grid_at(self, consumed: int) -> Grid:
+        present, given = self._present_grid(), self._source.grid
+        return starting_grid(
+            self._grid or given or present,
+            present,
+            given=given,
+            consumed=consumed,
+            steps_per_epoch=self._source.steps_per_epoch,
+        )
+
+    def _present_grid(self) -> Grid:
+        """The grid of the present topology; unshuffled, the dataset's own order."""
+        world_size = self.topology.world_size
+        if self._source.shuffle is None:
+            return Grid(ranks=1, workers=1, batch=world_size * self.batch_size)
+        return Grid(ranks=world_size, workers=max(1, self._num_workers), batch=self.batch_size)
+
+    def _say_what_changes(self, loaded: Checkpoint) -> None:
+        step, given = self.topology.world_size * self.batch_size, self._source.grid
+        if loaded.grid.step != step and loaded.grid != given:
+            log.warning(
+                "the global batch changes from %d to %d samples: every sample is still read once, "
+                "but the optimisation problem is another",
+                loaded.grid.step,
+                step,
+            )
+        if given is not None and given != loaded.grid and loaded.consumed:
+            log.info("grid= holds from the next epoch on: this one goes on with %s", loaded.grid)
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "rank": self.topology.rank,
+            "world_size": self.topology.world_size,
+            "batch_size": self.batch_size,
+            "dataset": self._source.manifest.digest,
+            "num_samples": self._source.num_samples,
+            "shuffled": self._source.shuffle is not None,
+            "epoch": self.position.epoch,
+            "consumed": self.position.consumed,
+        }

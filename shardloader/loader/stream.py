@@ -1,0 +1,105 @@
+"""What runs in a worker: the batches of one rank, from a position that the main process sets.
+
+The position travels in a shared tensor, so that it reaches workers that live through epochs. A
+stream is read by ShardLoader alone; whoever else iterates it would divide the data twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from shardloader.dataset.batches import BatchMaker, rows
+from shardloader.dataset.samples import SampleReader
+from shardloader.errors import UsageError
+from shardloader.order.grid import Grid
+from shardloader.order.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardloader.dataset.recipe import Collate, Recipe
+    from shardloader.dataset.shard_dataset import ShardDataset
+    from shardloader.order.topology import Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StreamOptions:
+    """What a stream needs to know besides its position."""
+
+    recipe: Recipe
+    topology: Topology
+    batch_size: int
+    collate_fn: Collate | None
+    meta: str
+
+
+class BatchStream(IterableDataset[Any]):
+    """This rank's batches from the position last set."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        super().__init__()
+        self._options = options
+        # epoch, consumed, ranks, workers, batch
+        self._position = torch.zeros(5, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._reader: SampleReader | None = None
+
+    def start_at(self, *, epoch: int, consumed: int, grid: Grid) -> None:
+        """Let the next iterator begin here."""
+        self._position.copy_(torch.tensor([epoch, consumed, *grid.to_list()], dtype=torch.int64))
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, consumed, ranks, workers, batch = self._position.tolist()
+        options = self._options
+        schedule = Schedule.of(
+            options.recipe.order(Grid(ranks=ranks, workers=workers, batch=batch)),
+            epoch=epoch,
+            consumed=consumed,
+            world_size=options.topology.world_size,
+            batch_size=options.batch_size,
+            even=options.recipe.even,
+        )
+        return self._batches(schedule, epoch)
+
+    def _batches(self, schedule: Schedule, epoch: int) -> Iterator[Any]:
+        options = self._options
+        if self._reader is None:
+            self._reader = SampleReader(options.recipe)
+        maker = BatchMaker(
+            self._reader,
+            collate_fn=options.collate_fn,
+            meta=options.meta,
+            world_size=options.topology.world_size,
+        )
+        info = get_worker_info()
+        worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        for row in rows(schedule, options.topology.rank, worker=worker, num_workers=num_workers):
+            yield maker.batch(row, epoch=epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}
+
+
+class LoaderDataset(IterableDataset[Any]):
+    """What `loader.dataset` is: the dataset, for ShardLoader alone."""
+
+    def __init__(self, source: ShardDataset) -> None:
+        super().__init__()
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        raise UsageError(
+            "this dataset is already divided over ranks and workers by its ShardLoader, and "
+            "whatever iterates it now would divide it again: iterate the ShardLoader itself, or "
+            "give the ShardDataset (loader.dataset.source) to a loader of your own"
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Refused: the position is the loader's."""
+        raise UsageError(
+            f"the epoch belongs to the loader: call loader.set_epoch({epoch}), not "
+            "loader.dataset.set_epoch"
+        )

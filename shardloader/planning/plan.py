@@ -1,0 +1,241 @@
+"""Who will read which sample at which step?
+
+A plan is computed from a manifest's counts alone; no shard is opened. It is the same arithmetic
+that the loader runs on, so what it says is what happens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardloader.errors import CheckpointError, UsageError
+from shardloader.format.manifest import Manifest
+from shardloader.order.audit import Tally, tally
+from shardloader.order.checkpoint import Checkpoint, starting_grid
+from shardloader.order.epoch import Order, sample_counts
+from shardloader.order.grid import Grid
+from shardloader.order.integers import checked
+from shardloader.order.schedule import Schedule
+from shardloader.order.window import Shuffle
+from shardloader.reading.catalog import open_catalog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from shardloader.order.dealing import Dealing
+
+SAMPLES_TO_AUDIT = 1 << 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlannedBatch:
+    """One rank's part of one step: arrays [size], size being batch_size but under "join".
+
+    index: the samples' numbers in the dataset, int64; shard, sample: number of the shard and
+    within it, int64; valid: bool; global_valid: valid samples over all ranks.
+    """
+
+    index: NDArray[np.int64]
+    shard: NDArray[np.int64]
+    sample: NDArray[np.int64]
+    valid: NDArray[np.bool_]
+    global_valid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanAudit:
+    """What a plan does with the samples of its epoch.
+
+    tally: counts over all ranks and steps; omitted: samples that "drop" leaves out; batches: how
+    many each rank gets, least and most.
+    """
+
+    tally: Tally
+    omitted: int
+    batches: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """The rest of one epoch in one topology.
+
+    schedule: the arithmetic; checkpoint: the position it starts from; num_workers: DataLoader
+    workers a rank, 0 for none; names: the shards' names, None if the plan was made from counts.
+    """
+
+    schedule: Schedule
+    checkpoint: Checkpoint
+    num_workers: int
+    names: tuple[str, ...] | None
+
+    @property
+    def dealing(self) -> Dealing:
+        """Steps and slots."""
+        return self.schedule.dealing
+
+    @property
+    def steps(self) -> int:
+        """Steps from the plan's position to the epoch's end."""
+        return self.dealing.num_steps
+
+    @property
+    def first_step(self) -> int:
+        """How many steps of the present topology the position stands for, rounded down."""
+        return self.dealing.consumed // self.dealing.step_size
+
+    def batch(self, step: int, rank: int) -> PlannedBatch:
+        """What `rank` reads at `step`, counted from the plan's position.
+
+        Raises UsageError for a step or a rank that the plan does not have.
+        """
+        step = checked("step", step, least=0, below=max(1, self.steps))
+        rank = checked("rank", rank, least=0, below=self.dealing.world_size)
+        if self.steps == 0:
+            raise UsageError("the plan has no step: nothing is left of its epoch")
+        read = self.schedule.reader(rank).steps(np.array([step], dtype=np.int64))
+        size = int(read.size[0])
+        return PlannedBatch(
+            index=read.index[0, :size],
+            shard=read.shard[0, :size],
+            sample=read.sample[0, :size],
+            valid=read.valid[0, :size],
+            global_valid=int(read.global_valid[0]),
+        )
+
+    def audit(self) -> PlanAudit:
+        """Carry the plan out on integers and count; costs as much as reading all positions."""
+        num_samples = self.schedule.order.num_samples
+        if self.dealing.length - self.dealing.consumed > SAMPLES_TO_AUDIT:
+            raise UsageError(
+                f"an audit looks at every position, at most {SAMPLES_TO_AUDIT}, and "
+                f"{self.dealing.length - self.dealing.consumed} are left: audit a smaller part"
+            )
+        index, valid = self._everything()
+        ranks = range(self.dealing.world_size)
+        batches = [self.dealing.num_batches(rank) for rank in (ranks[0], ranks[-1])]
+        return PlanAudit(
+            tally=tally(index, valid, num_samples),
+            omitted=self.dealing.num_omitted,
+            batches=(min(batches), max(batches)),
+        )
+
+    def _everything(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Index and validity of every slot of every rank, flat."""
+        parts = list(self._parts())
+        if not parts:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
+        return (
+            np.concatenate([index for index, _ in parts]),
+            np.concatenate([valid for _, valid in parts]),
+        )
+
+    def _parts(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+        at_once = self.schedule.steps_at_once(1)
+        for rank in range(self.dealing.world_size):
+            reader = self.schedule.reader(rank)
+            for first in range(0, self.dealing.num_batches(rank), at_once):
+                stop = min(first + at_once, self.dealing.num_batches(rank))
+                read = reader.steps(np.arange(first, stop, dtype=np.int64))
+                present = np.arange(self.dealing.batch_size) < read.size[:, None]
+                yield read.index[present], read.valid[present]
+
+
+def plan(
+    source: str | PathLike[str] | Manifest | Sequence[Any] | ArrayLike,
+    *,
+    batch_size: int,
+    world_size: int = 1,
+    num_workers: int = 0,
+    epoch: int = 0,
+    seed: int = 0,
+    shuffle: bool | Shuffle | None = True,
+    even: str = "pad",
+    grid: Grid | None = None,
+    steps_per_epoch: int | None = None,
+    state: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Plan an epoch, or what is left of it after a state.
+
+    source: where the dataset lies, its Manifest, or samples a shard as integers; batch_size:
+    samples a rank and step; state: what ShardLoader.state_dict() returned, whose epoch, seed,
+    shuffle and grid hold instead of the arguments. Raises UsageError for what makes no sense,
+    CheckpointError for a state of another dataset.
+    """
+    counts, digest, names = _counts(source)
+    window = Shuffle.of(shuffle)
+    num_workers = checked("num_workers", num_workers, least=0, below=2**16)
+    batch_size = checked("batch_size", batch_size, least=1, below=2**31)
+    world_size = checked("world_size", world_size, least=1, below=2**31)
+    present = Grid(ranks=world_size, workers=max(1, num_workers), batch=batch_size)
+    if state is None:
+        unshuffled = Grid(ranks=1, workers=1, batch=present.step)
+        checkpoint = Checkpoint(
+            dataset=digest,
+            seed=checked("seed", seed, least=0),
+            epoch=checked("epoch", epoch, least=0),
+            consumed=0,
+            grid=grid or (present if window else unshuffled),
+            window=window.window if window else None,
+            steps_per_epoch=steps_per_epoch,
+        )
+    else:
+        checkpoint = _loaded(state, digest, present, grid)
+    order = Order(
+        counts=counts,
+        seed=checkpoint.seed,
+        window=checkpoint.window,
+        grid=checkpoint.grid,
+        steps_per_epoch=checkpoint.steps_per_epoch,
+    )
+    checkpoint.check_fits(order)
+    schedule = Schedule.of(
+        order,
+        epoch=checkpoint.epoch,
+        consumed=checkpoint.consumed,
+        world_size=world_size,
+        batch_size=batch_size,
+        even=even,
+    )
+    return Plan(schedule=schedule, checkpoint=checkpoint, num_workers=num_workers, names=names)
+
+
+def _counts(source: Any) -> tuple[NDArray[np.int64], str, tuple[str, ...] | None]:
+    """Samples a shard, the dataset's digest and the shards' names."""
+    first = source[0] if isinstance(source, (list, tuple)) and source else source
+    if isinstance(first, (str, PathLike)):
+        source = open_catalog(source).manifest
+    if isinstance(source, Manifest):
+        return source.counts, source.digest, source.names
+    return sample_counts(source), "", None
+
+
+def _loaded(state: Mapping[str, Any], digest: str, present: Grid, given: Grid | None) -> Checkpoint:
+    """A state's checkpoint, on the grid that its loader would go on with."""
+    loaded = Checkpoint.from_state(state)
+    if digest and loaded.dataset != digest:
+        raise CheckpointError(
+            f"a state is planned with the dataset that it was made with, and the state has the "
+            f"digest {loaded.dataset!r}, this dataset {digest!r}: give the source of that run"
+        )
+    grid = starting_grid(
+        loaded.grid,
+        present if loaded.window is not None else Grid(ranks=1, workers=1, batch=present.step),
+        given=given,
+        consumed=loaded.consumed,
+        steps_per_epoch=loaded.steps_per_epoch,
+    )
+    return Checkpoint(
+        dataset=loaded.dataset,
+        seed=loaded.seed,
+        epoch=loaded.epoch,
+        consumed=loaded.consumed,
+        grid=grid,
+        window=loaded.window,
+        steps_per_epoch=loaded.steps_per_epoch,
+    )
