@@ -1,0 +1,143 @@
+"""`shardloader index`: making the indexes and the manifest of shards, and what was odd in them."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardloader.cli import report
+from shardloader.cli.sources import HELP, add_index_dir, at_least_one
+from shardloader.errors import UsageError
+from shardloader.format.notices import NOTICE_KINDS, Notice
+from shardloader.reading.indexing import index_dataset
+from shardloader.reading.source import resolve
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+EPILOG = """\
+Several folders are several datasets; shards, as a shell gives them for corpus/*.tar, are one
+dataset, which has indexes but no manifest on disk. A shard whose index is current is not read
+again. A shard that is no sound tar archive ends it with exit code 1.
+
+example:
+  shardloader index corpus/
+  shardloader index corpus/ --index-dir indexes/ --workers 8
+  shardloader index corpus/ --force --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take the arguments of `index`."""
+    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP)
+    add_index_dir(parser)
+    parser.add_argument(
+        "--workers",
+        type=at_least_one,
+        metavar="N",
+        help="processes at most (default: one a CPU)",
+    )
+    parser.add_argument("--force", action="store_true", help="make all indexes anew")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Index every dataset, then say what is there."""
+    sources = datasets(options.source)
+    if len(sources) > 1 and options.index_dir is not None:
+        raise UsageError(
+            f"an index folder belongs to one dataset, and {len(sources)} were given with "
+            "index_dir=: index them one by one"
+        )
+    with _no_logged_notices():
+        documents = [_indexed(source, options) for source in sources]
+    if options.json:
+        report.print_json({"datasets": documents})
+    else:
+        for document in documents:
+            _print(document, everything=options.verbose)
+    return 0
+
+
+def datasets(words: list[str]) -> list[str | list[str]]:
+    """Give the datasets that the words name: each folder one, the other words one together."""
+    folders = [word for word in words if Path(word).is_dir()]
+    others = [word for word in words if word not in folders]
+    if len(others) == 1:
+        return [*folders, others[0]]
+    return [*folders, others] if others else [*folders]
+
+
+def _indexed(source: str | list[str], options: argparse.Namespace) -> dict[str, Any]:
+    place = resolve(source, index_dir=options.index_dir)
+    manifest, notices = index_dataset(
+        source,
+        index_dir=options.index_dir,
+        num_workers=options.workers,
+        force=options.force,
+    )
+    return {
+        "source": place.location,
+        "shards": manifest.num_shards,
+        "samples": manifest.num_samples,
+        "bytes": int(manifest.sizes.sum()),
+        "digest": manifest.digest,
+        "manifest": place.manifest_path,
+        "notices": [
+            {
+                "kind": notice.kind,
+                "shard": name,
+                "offset": notice.offset,
+                "times": notice.count,
+                "detail": notice.detail,
+                "is_warning": notice.is_warning,
+            }
+            for name, of_shard in notices.items()
+            for notice in of_shard
+        ],
+    }
+
+
+@contextmanager
+def _no_logged_notices() -> Iterator[None]:
+    """Keep the library from logging the notices, which this command lists by kind."""
+
+    def is_none(record: logging.LogRecord) -> bool:
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        return not any(isinstance(each, Notice) for each in arguments)
+
+    logger = logging.getLogger("shardloader")
+    logger.addFilter(is_none)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_none)
+
+
+def _print(document: dict[str, Any], *, everything: bool) -> None:
+    report.print_facts(
+        (
+            ("dataset", report.printable(document["source"])),
+            ("shards", report.number(document["shards"])),
+            ("samples", report.number(document["samples"])),
+            ("bytes", report.size(document["bytes"])),
+            ("digest", document["digest"]),
+            ("manifest", report.printable(document["manifest"] or "none: shards, not a folder")),
+            ("notices", f"{report.number(len(document['notices']))} (of what was indexed now)"),
+        )
+    )
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for notice in document["notices"]:
+        by_kind.setdefault(notice["kind"], []).append(notice)
+    for kind, notices in by_kind.items():
+        report.print_line(f"  {kind}: {NOTICE_KINDS[kind]}")
+        shown = notices if everything else notices[: report.SOME]
+        for notice in shown:
+            times = f", {report.number(notice['times'])} times" if notice["times"] > 1 else ""
+            detail = f": {report.printable(notice['detail'])}" if notice["detail"] else ""
+            shard = report.printable(notice["shard"])
+            report.print_line(f"    {shard} at byte {notice['offset']}{times}{detail}")
+        if len(shown) < len(notices):
+            report.print_line(f"    and {report.plural(len(notices) - len(shown), 'shard')} more")

@@ -1,0 +1,238 @@
+"""`shardloader info`: what does a dataset hold, as far as manifest and indexes tell?
+
+It changes nothing: where there is no manifest and indexes are missing, it says so instead of
+making them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardloader.cli import report
+from shardloader.cli.sources import HELP, add_index_dir, one_dataset
+from shardloader.errors import IndexFileError
+from shardloader.format.index import SampleIndex
+from shardloader.format.manifest import Manifest
+from shardloader.reading.catalog import MAX_CHECKED_SHARDS, Catalog, check
+from shardloader.reading.indexing import read_manifest
+from shardloader.reading.source import find_shards, resolve
+from shardloader.reading.store import map_file
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Sequence
+
+    from shardloader.reading.source import Source
+
+EPILOG = """\
+Nothing is changed: where indexes are missing, it names the command that makes them. Fields and
+example keys are taken from the first indexes, and it says from how many.
+
+example:
+  shardloader info corpus/
+  shardloader info corpus/ --json
+"""
+
+NUM_LOOKED_INTO = 8
+NUM_KEYS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldUse:
+    """How samples use a field: in how many it is, and the sizes of its members in bytes."""
+
+    name: str
+    num_samples: int
+    least: int
+    mean: float
+    most: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take the arguments of `info`."""
+    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP)
+    add_index_dir(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Say what is there."""
+    place = resolve(one_dataset(options.source), index_dir=options.index_dir)
+    manifest = read_manifest(place)
+    on_disk = manifest is not None
+    if manifest is not None and manifest.num_shards <= MAX_CHECKED_SHARDS:
+        check(Catalog(manifest=manifest, source=place))
+    names = _names(place, manifest)
+    indexed = _indexed(place, names)
+    if manifest is None and len(indexed) == len(names):
+        manifest = _manifest_of_indexes(place, names)
+    document = _about(place, names, manifest, has_manifest=on_disk)
+    document["indexes"] = len(indexed)
+    document |= _looked_into(place, indexed[:NUM_LOOKED_INTO])
+    if options.json:
+        report.print_json(document)
+    else:
+        _print(document)
+    return 0
+
+
+def field_uses(indexes: Iterable[SampleIndex]) -> list[FieldUse]:
+    """Give how the samples of some indexes use each field, in the order of the fields' names."""
+    sizes: dict[str, list[Any]] = {}
+    for index in indexes:
+        for at, name in enumerate(index.fields):
+            sizes.setdefault(name, []).append(index.member_sizes[index.member_fields == at])
+    joined = {name: np.concatenate(parts) for name, parts in sorted(sizes.items())}
+    return [
+        FieldUse(
+            name=name,
+            num_samples=len(of_field),
+            least=int(of_field.min()),
+            mean=round(float(of_field.mean()), 1),
+            most=int(of_field.max()),
+        )
+        for name, of_field in joined.items()
+        if len(of_field)
+    ]
+
+
+def _names(place: Source, manifest: Manifest | None) -> tuple[str, ...]:
+    if manifest is not None:
+        return manifest.names
+    return find_shards(place.root) if place.names is None else place.names
+
+
+def _indexed(place: Source, names: Sequence[str]) -> list[str]:
+    """Give the names of the shards that have an index."""
+    found = []
+    with report.progress(len(names), unit="shard", what="looking") as bar:
+        for name in names:
+            if Path(place.index_path(name)).is_file():
+                found.append(name)
+            bar.update()
+    return found
+
+
+def _index(place: Source, name: str) -> SampleIndex:
+    path = place.index_path(name)
+    return SampleIndex.from_buffer(map_file(path), name=path)
+
+
+def _manifest_of_indexes(place: Source, names: tuple[str, ...]) -> Manifest:
+    """Join the indexes of shards that have no manifest."""
+    sizes, counts, digests = [], [], []
+    with report.progress(len(names), unit="index", what="reading") as bar:
+        for name in names:
+            index = _index(place, name)
+            shard_bytes = Path(place.shard_path(name)).stat().st_size
+            if index.shard_bytes != shard_bytes:
+                raise IndexFileError(
+                    f"{place.index_path(name)}: the index is of a shard of {index.shard_bytes} "
+                    f"bytes, and the shard has {shard_bytes}: make it anew with "
+                    "`shardloader index`"
+                )
+            sizes.append(index.shard_bytes)
+            counts.append(index.num_samples)
+            digests.append(index.digest)
+            bar.update()
+    return Manifest(
+        names=names,
+        sizes=np.array(sizes, dtype=np.int64),
+        counts=np.array(counts, dtype=np.int64),
+        index_digests=tuple(digests),
+    )
+
+
+def _about(
+    place: Source, names: Sequence[str], manifest: Manifest | None, *, has_manifest: bool
+) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "source": place.location,
+        "folder": place.root,
+        "manifest": place.manifest_path if has_manifest else None,
+        "shards": len(names),
+        "samples": None,
+        "bytes": None,
+        "digest": None,
+        "samples_a_shard": None,
+    }
+    if manifest is None:
+        document["bytes"] = sum(Path(place.shard_path(name)).stat().st_size for name in names)
+        return document
+    values, times = np.unique(manifest.counts, return_counts=True)
+    spread = report.Spread.of(zip(values.tolist(), times.tolist(), strict=True))
+    return document | {
+        "samples": manifest.num_samples,
+        "bytes": int(manifest.sizes.sum()),
+        "digest": manifest.digest,
+        "samples_a_shard": spread.to_json(),
+    }
+
+
+def _looked_into(place: Source, names: Sequence[str]) -> dict[str, Any]:
+    """Give fields and example keys of a few shards."""
+    indexes = [_index(place, name) for name in names]
+    keys = (index.key(sample) for index in indexes for sample in range(index.num_samples))
+    return {
+        "looked_into": {
+            "indexes": len(indexes),
+            "samples": sum(index.num_samples for index in indexes),
+        },
+        "fields": [
+            {
+                "field": use.name,
+                "samples": use.num_samples,
+                "bytes": {"least": use.least, "mean": use.mean, "most": use.most},
+            }
+            for use in field_uses(indexes)
+        ],
+        "example_keys": list(islice(keys, NUM_KEYS)),
+    }
+
+
+def _print(document: dict[str, Any]) -> None:
+    spread, counted = document["samples_a_shard"], document["samples"] is not None
+    unknown = "not known before `shardloader index`"
+    report.print_facts(
+        (
+            ("dataset", report.printable(document["source"])),
+            ("shards", report.number(document["shards"])),
+            ("samples", report.number(document["samples"]) if counted else unknown),
+            ("bytes", report.size(document["bytes"])),
+            ("digest", document["digest"] or unknown),
+            (
+                "samples a shard",
+                f"least {spread['least']:,}, median {spread['median']:,}, most {spread['most']:,}"
+                if spread
+                else unknown,
+            ),
+            ("manifest", report.printable(document["manifest"] or "none")),
+            ("indexes", _of_all(document["indexes"], document["shards"])),
+            ("example keys", ", ".join(map(report.printable, document["example_keys"])) or "none"),
+        )
+    )
+    looked = document["looked_into"]
+    if looked["indexes"]:
+        whence = "index" if looked["indexes"] == 1 else f"{looked['indexes']} indexes"
+        report.print_line(
+            f"fields, from the first {whence} ({report.plural(looked['samples'], 'sample')})"
+        )
+        rows = [
+            [
+                report.printable(each["field"]),
+                report.number(each["samples"]),
+                *(report.size(each["bytes"][name]) for name in ("least", "mean", "most")),
+            ]
+            for each in document["fields"]
+        ]
+        report.print_table(["field", "samples", "least", "mean", "most"], rows, indent=2)
+
+
+def _of_all(present: int, shards: int) -> str:
+    if present == shards:
+        return "all present"
+    return f"{present:,} of {shards:,} present: make the others with `shardloader index`"

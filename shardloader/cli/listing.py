@@ -1,0 +1,141 @@
+"""Which samples do some steps of a plan hold, one by one?
+
+Steps count from the epoch's start here. A sample's key is told where its shard's index is there.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardloader.cli import report
+from shardloader.errors import UsageError
+from shardloader.format.index import SampleIndex
+from shardloader.order.integers import checked
+from shardloader.reading.store import map_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardloader.order.schedule import StepSamples
+    from shardloader.planning.plan import Plan
+    from shardloader.reading.catalog import Catalog
+
+MOST_ROWS = 5_000_000
+_STEPS = re.compile(r"([0-9]{1,18}):([0-9]{1,18})", re.ASCII)
+_INDEXES_KEPT = 256  # memory maps
+
+
+class Keys:
+    """Keys of samples, from the indexes of a dataset; None where there are none."""
+
+    def __init__(self, catalog: Catalog | None) -> None:
+        self._catalog = catalog
+        self._index = lru_cache(maxsize=_INDEXES_KEPT)(self._read)
+
+    def key(self, shard: int, sample: int) -> str | None:
+        """Give the key of a sample, by numbers of the shard and within it."""
+        index = self._index(shard)
+        return index.key(sample) if index and sample < index.num_samples else None
+
+    def name(self, shard: int) -> str | None:
+        """Give a shard's name; None for a dataset that is made up."""
+        return None if self._catalog is None else self._catalog.manifest.names[shard]
+
+    def _read(self, shard: int) -> SampleIndex | None:
+        if self._catalog is None:
+            return None
+        path = self._catalog.index_path(shard)
+        if not Path(path).is_file():
+            return None
+        return SampleIndex.from_buffer(map_file(path), name=path)
+
+
+def checked_steps(plan: Plan, text: str, rank: int | None) -> range:
+    """Parse "A:B", steps counted from the epoch's start; give those counted from the position.
+
+    Raises UsageError for steps that lie before the position or after the end, and for more
+    samples than anyone would read.
+    """
+    match = _STEPS.fullmatch(text)
+    start, stop = (int(match[1]), int(match[2])) if match else (0, 0)
+    if start >= stop:
+        raise UsageError(f"--steps is A:B, the steps from A to B-1, such as 1200:1210, not {text}")
+    first = plan.first_step
+    if start < first:
+        raise UsageError(_before(plan, start))
+    if stop > first + plan.steps:
+        raise UsageError(
+            f"the epoch's steps end before {first + plan.steps}, and --steps {text} asks for more: "
+            "in this topology there are no such steps"
+        )
+    if rank is not None:
+        checked("--rank", rank, least=0, below=plan.dealing.world_size)
+    ranks = plan.dealing.world_size if rank is None else 1
+    num_rows = (stop - start) * ranks * plan.dealing.batch_size
+    if num_rows > MOST_ROWS:
+        raise UsageError(
+            f"a listing has at most {MOST_ROWS:,} lines, and --steps {text} has {num_rows:,}: "
+            "list fewer steps, or one rank's with --rank"
+        )
+    return range(start - first, stop - first)
+
+
+def _before(plan: Plan, step: int) -> str:
+    state = plan.checkpoint
+    options = f"--epoch {state.epoch} --seed {state.seed}"
+    options += " --no-shuffle" if state.window is None else f" --window {state.window}"
+    options += f" --grid {','.join(map(str, state.grid.to_list()))}"
+    if state.steps_per_epoch is not None:
+        options += f" --steps-per-epoch {state.steps_per_epoch}"
+    return (
+        f"step {step} lies before the state's position, which is step {plan.first_step}, and how "
+        "many ranks read it then the state does not tell: give an earlier state, or instead of "
+        f"the state {options} and the topology of that time"
+    )
+
+
+def listed(plan: Plan, steps: range, rank: int | None, keys: Keys) -> Iterator[dict[str, Any]]:
+    """Yield what each slot of the steps holds, rank after rank within a step."""
+    numbers = np.arange(steps.start, steps.stop, dtype=np.int64)
+    ranks = range(plan.dealing.world_size) if rank is None else [rank]
+    # A reader sets its pass up, which takes longer than some steps: one a rank, for all steps.
+    read = {each: plan.schedule.reader(each).steps(numbers) for each in ranks}
+    for at, step in enumerate(steps):
+        for each in ranks:
+            for row in _slots(read[each], at, keys):
+                yield {"step": plan.first_step + step, "rank": each, **row}
+
+
+def _slots(read: StepSamples, at: int, keys: Keys) -> Iterator[dict[str, Any]]:
+    """Yield the slots of one rank's batch; `at` is the step's place in what was read."""
+    columns = (read.index, read.shard, read.sample, read.valid)
+    slots = zip(*(column[at, : read.size[at]].tolist() for column in columns), strict=True)
+    for slot, (index, shard, sample, valid) in enumerate(slots):
+        yield {
+            "slot": slot,
+            "index": index,
+            "shard": shard,
+            "name": keys.name(shard),
+            "sample": sample,
+            "valid": valid,
+            "key": keys.key(shard, sample),
+        }
+
+
+def print_listing(rows: Iterator[dict[str, Any]]) -> None:
+    """Print rows as they come, one a line, in columns of a fixed width."""
+    widths = (9, 6, 6, 12, 7, 5)
+    names = ("step", "rank", "slot", "index", "sample", "")
+    header = " ".join(name.rjust(width) for name, width in zip(names, widths, strict=True))
+    report.print_line(f"{header}  shard  key")
+    for row in rows:
+        cells = [*(str(row[name]) for name in names[:-1]), "valid" if row["valid"] else "pad"]
+        left = " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        shard = str(row["shard"]) if row["name"] is None else report.printable(row["name"])
+        key = "" if row["key"] is None else report.printable(row["key"])
+        report.print_line(f"{left}  {shard}  {key}".rstrip())

@@ -1,0 +1,291 @@
+"""`shardloader plan`: who will read what, or has read what, computed from counts alone.
+
+Steps of `--steps` count from the epoch's start, as a training loop counts them; the plan itself
+counts from its position, which `Plan.first_step` translates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardloader.cli import report
+from shardloader.cli.listing import Keys, checked_steps, listed, print_listing
+from shardloader.cli.shares import batches_a_rank, samples_a_rank, shards_a_rank
+from shardloader.cli.sources import HELP, add_index_dir, one_dataset
+from shardloader.errors import UsageError
+from shardloader.order.dealing import EVEN_POLICIES
+from shardloader.order.grid import Grid
+from shardloader.order.window import DEFAULT_WINDOW, Shuffle
+from shardloader.planning.plan import plan as make_plan
+from shardloader.reading.catalog import open_catalog
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardloader.cli.shares import ShardShares
+    from shardloader.planning.plan import Plan
+    from shardloader.reading.catalog import Catalog
+
+EPILOG = """\
+No shard is read. --state takes a file with what ShardLoader.state_dict() returned, as JSON; its
+epoch, seed, shuffle and grid hold. --steps A:B lists what the steps A to B-1 hold, counted from
+the epoch's start as a training loop counts them, and leaves the counting of shards out. --counts
+plans for a dataset that is not there yet. Shards a rank are counted on every rank where that is
+the work of some 50 million samples at most, else on a few ranks, and then it says so.
+
+example:
+  shardloader plan corpus/ --batch-size 32 --world-size 64 --num-workers 8
+  shardloader plan --counts 1000x1000 --batch-size 32 --world-size 16 --num-workers 4
+  shardloader plan corpus/ --batch-size 4 --world-size 2 --epoch 3 --steps 0:2 --rank 1
+  shardloader plan corpus/ --batch-size 4 --world-size 2 --state ckpt.json --steps 10:12
+"""
+
+_COUNTS = re.compile(r"([0-9]{1,10})x([0-9]{1,18})", re.ASCII)
+_MOST_SHARDS = 2 * 10**7
+_SET_BY_STATE = ("epoch", "seed", "shuffle", "window", "steps_per_epoch")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take the arguments of `plan`."""
+    parser.add_argument("source", metavar="SRC", nargs="*", help=HELP)
+    parser.add_argument(
+        "--counts", metavar="NxK", help="instead of SRC: plan for N shards of K samples each"
+    )
+    add_index_dir(parser)
+    _add_topology(parser.add_argument_group("topology"))
+    _add_order(parser.add_argument_group("order"))
+    listing = parser.add_argument_group("listing")
+    listing.add_argument("--steps", metavar="A:B", help="list the samples of these steps")
+    listing.add_argument("--rank", type=int, metavar="R", help="of this rank alone")
+
+
+def _add_topology(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--batch-size", type=int, metavar="N", required=True, help="samples a rank and step"
+    )
+    group.add_argument("--world-size", type=int, metavar="N", default=1, help="ranks (default: 1)")
+    group.add_argument(
+        "--num-workers",
+        type=int,
+        metavar="N",
+        default=0,
+        help="DataLoader workers a rank (default: 0)",
+    )
+    group.add_argument(
+        "--even",
+        choices=tuple(EVEN_POLICIES),
+        default="pad",
+        help="what happens at the epoch's end (default: pad)",
+    )
+
+
+def _add_order(group: argparse._ArgumentGroup) -> None:
+    """Take what defines the order; no defaults, since a state says the same for itself."""
+    group.add_argument("--epoch", type=int, metavar="N", help="(default: 0)")
+    group.add_argument("--seed", type=int, metavar="N", help="(default: 0)")
+    group.add_argument(
+        "--shuffle",
+        action=argparse.BooleanOptionalAction,
+        help="shuffle, or take the dataset's own order (default: shuffle)",
+    )
+    group.add_argument(
+        "--window",
+        type=int,
+        metavar="N",
+        help=f"samples of the shuffle's window (default: {DEFAULT_WINDOW})",
+    )
+    group.add_argument("--grid", metavar="Q,M,B", help="ranks, workers and batch of the grid")
+    group.add_argument("--steps-per-epoch", type=int, metavar="N", help="epochs of so many steps")
+    group.add_argument("--state", metavar="FILE", help="a checkpoint to go on from, as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plan, and say what comes out."""
+    _check(options)
+    catalog, counts = _source(options)
+    plan = make_plan(
+        counts if catalog is None else catalog.manifest,
+        batch_size=options.batch_size,
+        world_size=options.world_size,
+        num_workers=options.num_workers,
+        even=options.even,
+        epoch=options.epoch or 0,
+        seed=options.seed or 0,
+        shuffle=_shuffle(options),
+        grid=_grid(options.grid),
+        steps_per_epoch=options.steps_per_epoch,
+        state=None if options.state is None else _state(options.state),
+    )
+    steps = None
+    if options.steps is not None:
+        steps = checked_steps(plan, options.steps, options.rank)
+    shares = shards_a_rank(plan) if steps is None else None
+    document = _document(options, plan, catalog, shares)
+    rows = None if steps is None else listed(plan, steps, options.rank, Keys(catalog))
+    if options.json:
+        report.print_json(document | {"listing": None if rows is None else list(rows)})
+        return 0
+    _print(document, plan)
+    if rows is not None:
+        report.print_line("")
+        print_listing(rows)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    if bool(options.source) == (options.counts is not None):
+        raise UsageError("a plan is of a dataset SRC, or of --counts NxK: give one of them")
+    if options.rank is not None and options.steps is None:
+        raise UsageError("--rank says whose samples are listed: give --steps A:B with it")
+    if options.shuffle is False and options.window is not None:
+        raise UsageError("--window is the shuffle's, and --no-shuffle leaves it out: give one")
+    if options.state is not None:
+        given = [name for name in _SET_BY_STATE if getattr(options, name) is not None]
+        if given:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise UsageError(f"a state says for itself what {names} would say: leave that out")
+
+
+def _source(options: argparse.Namespace) -> tuple[Catalog | None, NDArray[np.int64]]:
+    if options.counts is None:
+        catalog = open_catalog(one_dataset(options.source), index_dir=options.index_dir)
+        return catalog, catalog.manifest.counts
+    match = _COUNTS.fullmatch(options.counts)
+    if match is None or int(match[1]) > _MOST_SHARDS:
+        raise UsageError(
+            f"--counts is shards x samples a shard, such as 1000x10000, with at most "
+            f"{_MOST_SHARDS:,} shards, not {options.counts!r}"
+        )
+    return None, np.full(int(match[1]), int(match[2]), dtype=np.int64)
+
+
+def _shuffle(options: argparse.Namespace) -> bool | Shuffle:
+    if options.window is not None:
+        return Shuffle(window=options.window)
+    return options.shuffle is not False
+
+
+def _grid(text: str | None) -> Grid | None:
+    if text is None:
+        return None
+    try:
+        return Grid.from_list([int(part) for part in text.split(",")])
+    except UsageError:
+        raise
+    except ValueError:
+        raise UsageError(
+            f"--grid is ranks, workers and batch, such as 8,4,32, not {text!r}"
+        ) from None
+
+
+def _state(path: str) -> Any:
+    try:
+        return json.loads(Path(path).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path}: --state takes what ShardLoader.state_dict() returned, as JSON, and this is "
+            f"none ({error})"
+        ) from None
+
+
+def _document(
+    options: argparse.Namespace, plan: Plan, catalog: Catalog | None, shares: ShardShares | None
+) -> dict[str, Any]:
+    dealing, order = plan.dealing, plan.schedule.order
+    left = dealing.length - dealing.consumed
+    return {
+        "dataset": {
+            "source": catalog.location if catalog else options.counts,
+            "shards": len(order.counts),
+            "samples": order.num_samples,
+            "digest": catalog.manifest.digest if catalog else None,
+        },
+        "topology": {
+            "world_size": dealing.world_size,
+            "num_workers": plan.num_workers,
+            "batch_size": dealing.batch_size,
+            "even": dealing.even,
+        },
+        "state": plan.checkpoint.to_state(),
+        "epoch_length": dealing.length,
+        "first_step": plan.first_step,
+        "steps": plan.steps,
+        "samples": left - dealing.num_omitted,
+        "pads": dealing.num_pads,
+        "omitted": dealing.num_omitted,
+        "batches_a_rank": batches_a_rank(dealing).to_json(),
+        "samples_a_rank": samples_a_rank(dealing).to_json(),
+        "shards_a_rank": shares and shares.a_rank.to_json(),
+        "shards_a_worker": shares and shares.a_worker.to_json(),
+        "shards_counted": shares
+        and {
+            "is_exact": shares.is_exact,
+            "ranks": shares.num_ranks,
+            "steps": shares.num_steps,
+        },
+    }
+
+
+def _print(document: dict[str, Any], plan: Plan) -> None:
+    dataset, topology, state = (document[name] for name in ("dataset", "topology", "state"))
+    shards = report.plural(dataset["shards"], "shard")
+    samples = report.plural(dataset["samples"], "sample")
+    window = "no shuffle" if state["window"] is None else f"window {state['window']:,}"
+    ranks = report.plural(topology["world_size"], "rank")
+    step = topology["world_size"] * topology["batch_size"]
+    facts = [
+        ("dataset", f"{report.printable(dataset['source'])} ({shards}, {samples})"),
+        ("order", f"epoch {state['epoch']}, seed {state['seed']}, {window}"),
+        ("grid", ",".join(map(str, state["grid"])) + " (ranks, workers, batch)"),
+        (
+            "topology",
+            (
+                f"{ranks}, {topology['num_workers']} workers each, "
+                f"batch {topology['batch_size']:,} ({report.plural(step, 'sample')} a step)"
+            ),
+        ),
+        ("position", _position(document)),
+        ("steps", report.number(document["steps"])),
+        ("samples", report.number(document["samples"])),
+        ("pads", report.number(document["pads"])),
+        ("omitted", report.number(document["omitted"])),
+    ]
+    report.print_facts(facts)
+    _print_spreads(document, plan)
+
+
+def _position(document: dict[str, Any]) -> str:
+    consumed, step = document["state"]["consumed"], document["first_step"]
+    if consumed == 0:
+        return "the epoch's start"
+    topology = document["topology"]
+    whole = consumed % (topology["world_size"] * topology["batch_size"]) == 0
+    rounded = "" if whole else ", rounded down: other steps came before"
+    return f"{consumed:,} of {document['epoch_length']:,} samples consumed (step {step:,}{rounded})"
+
+
+def _print_spreads(document: dict[str, Any], plan: Plan) -> None:
+    names = ["batches_a_rank", "samples_a_rank", "shards_a_rank", "shards_a_worker"]
+    rows = [
+        [name.replace("_", " "), *(report.number(document[name][each]) for each in spread)]
+        for name in names
+        if document[name] is not None
+        for spread in (("least", "median", "most"),)
+    ]
+    report.print_line("")
+    report.print_table(["", "least", "median", "most"], rows)
+    counted = document["shards_counted"]
+    if counted is None:
+        report.print_line("shards were not counted")
+    elif not counted["is_exact"]:
+        report.print_line(
+            f"shards were counted on {counted['ranks']:,} of "
+            f"{report.plural(plan.dealing.world_size, 'rank')}, in {counted['steps']:,} of "
+            f"{report.plural(plan.steps, 'step')}"
+        )

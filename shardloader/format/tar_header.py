@@ -1,0 +1,131 @@
+"""Which bytes come before and after a file's data in a tar?
+
+The writing side of `shardloader.format.tar`. Headers are a pure function of name and size (mode
+0644, no owner, time 0), so the same samples give the same shard, byte for byte.
+
+| the name, as UTF-8                       | header                                          |
+|------------------------------------------|-------------------------------------------------|
+| at most 100 bytes                        | one ustar block                                 |
+| splits at a `/` into 155 and 100 bytes   | one ustar block with its prefix field used      |
+| anything longer, or 8 GiB of data        | a PAX `x` header with `path` or `size`, then ustar |
+
+Formats: POSIX.1-2001, pax, "ustar Interchange Format" and "pax Header Block".
+"""
+
+from __future__ import annotations
+
+from zlib import adler32
+
+BLOCK_BYTES = 512
+END_OF_ARCHIVE = bytes(2 * BLOCK_BYTES)
+
+_NAME_BYTES = 100
+_PREFIX_BYTES = 155
+_USTAR_MAX_SIZE = 8**11 - 1  # eleven octal digits: 8 GiB less one
+
+_NUL = bytes(1)  # apart: in a literal, digits after \0 would be read as part of the escape
+_OWNER = b"0000644" + _NUL + b"0000000" + _NUL + b"0000000" + _NUL  # mode, uid, gid
+_MTIME = _NUL + b"00000000000" + _NUL  # the end of the size field, then the time
+_LINK_TO_DEVICES = bytes(100) + b"ustar" + _NUL + b"00" + bytes(32 + 32 + 8 + 8)
+_TAIL = bytes(12)
+_FILE = b"%b" + _OWNER + b"%b" + _MTIME + b"%06o\0 0" + _LINK_TO_DEVICES + bytes(155) + _TAIL
+_PAX_NAME = b"././@PaxHeader"
+_CHECKSUM_AS_SPACES = 8 * ord(" ")
+_BASE_SUM = sum(_OWNER) + sum(_MTIME) + _CHECKSUM_AS_SPACES + sum(_LINK_TO_DEVICES)
+_FILE_SUM = _BASE_SUM + ord("0")
+
+
+def padding(size: int) -> int:
+    """Give the number of zero bytes that follow `size` bytes of data.
+
+    >>> padding(0), padding(1), padding(512)
+    (0, 511, 0)
+    """
+    return -size % BLOCK_BYTES
+
+
+def member_header(name: str, size: int) -> bytes:
+    r"""Give all header bytes of a regular file: 512 of them, or more when PAX is needed.
+
+    `name` is written as UTF-8 (with surrogateescape, so that any name read is written back).
+    Raises ValueError for a name that no tar can hold: empty, with a NUL, or ending in a slash.
+
+    >>> len(member_header("000.jpg", 700)), len(member_header("x" * 300, 700))
+    (512, 1536)
+    """
+    encoded = name.encode("utf-8", "surrogateescape")
+    if not encoded or b"\0" in encoded or encoded.endswith(b"/"):
+        raise ValueError(
+            f"a tar member's name holds no NUL, is not empty and does not end in '/': {name!r}"
+        )
+    if size < 0:
+        raise ValueError(f"a member's size is at least 0, not {size}")
+    if len(encoded) <= _NAME_BYTES and size <= _USTAR_MAX_SIZE:
+        digits = b"%011o" % size
+        # Adler-32's lower half is 1 plus the sum of the bytes: exact for so few of them.
+        checksum = _FILE_SUM - 1 + (adler32(encoded + digits) & 0xFFFF)
+        return _FILE % (encoded.ljust(_NAME_BYTES, b"\0"), digits, checksum)
+    return _long_header(encoded, size)
+
+
+def _long_header(name: bytes, size: int) -> bytes:
+    records = b""
+    prefix, base = _split(name)
+    if not base:
+        prefix, base = b"", name[:_NAME_BYTES]
+        if not _is_utf8(name):
+            records += _record(b"hdrcharset", b"BINARY")
+        records += _record(b"path", name)
+    if size > _USTAR_MAX_SIZE:
+        records += _record(b"size", b"%d" % size)
+        size = 0
+    header = _ustar(base, size, b"0", prefix)
+    if not records:
+        return header
+    extension = _ustar(_PAX_NAME, len(records), b"x", b"")
+    return extension + records + bytes(padding(len(records))) + header
+
+
+def _split(name: bytes) -> tuple[bytes, bytes]:
+    """Split into ustar's prefix and name at a slash; the name is empty where that can't be."""
+    if len(name) <= _NAME_BYTES:
+        return b"", name
+    cut = name.find(b"/", max(1, len(name) - _NAME_BYTES - 1))
+    if cut < 0 or cut > _PREFIX_BYTES:
+        return b"", b""
+    return name[:cut], name[cut + 1 :]
+
+
+def _ustar(name: bytes, size: int, typeflag: bytes, prefix: bytes) -> bytes:
+    digits = b"%011o" % size
+    checksum = _BASE_SUM + sum(name) + sum(digits) + sum(typeflag) + sum(prefix)
+    return b"".join(
+        (
+            name.ljust(_NAME_BYTES, b"\0"),
+            _OWNER,
+            digits,
+            _MTIME,
+            b"%06o\0 " % checksum,
+            typeflag,
+            _LINK_TO_DEVICES,
+            prefix.ljust(_PREFIX_BYTES, b"\0"),
+            _TAIL,
+        )
+    )
+
+
+def _record(keyword: bytes, value: bytes) -> bytes:
+    """Give one PAX record: its own length in decimal, a space, keyword=value, a newline."""
+    rest = len(keyword) + len(value) + 3  # the space, the equals sign, the newline
+    length = rest + len(str(rest))
+    if len(str(length)) > len(str(rest)):
+        length = rest + len(str(length))
+    return b"%d %b=%b\n" % (length, keyword, value)
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,306 @@
+"""Decoders: what value a field's bytes stand for.
+
+The last extension of a field decides, whatever its case: `seg.png` is a `png`. Knows bytes and
+the libraries that read them; not where the bytes came from, so whoever does adds the place with
+`located`. Nothing here runs code from the data: `pickle`, `pyd`, `pt` and `pth` come as bytes
+unless a decoder of the caller's own is given for them.
+
+What the names mean, in `DEFAULT_DECODERS` and in `resolve`:
+
+    text    str, strict UTF-8
+    json    what json.loads makes of UTF-8
+    int     a decimal integer in ASCII; blanks around it are ignored
+    npy     numpy array with memory of its own; Python objects are refused
+    jpeg    uint8 (height, width, 3), RGB; grey and CMYK are converted
+    png     (height, width, channels) as stored, nothing lost that Pillow reads:
+            L 1, LA 2, RGB 3, RGBA 4 channels of uint8; I;16 1 channel of uint16; 1 is L with 0
+            and 255; P (a palette) is looked up: RGB, or RGBA if the palette has transparency
+    rgb     a PNG as uint8 (height, width, 3) whatever its mode: alpha is dropped, grey repeated,
+            16 bits shortened to their upper 8
+    mask    a PNG's stored numbers as (height, width): palette *indices*, grey levels, 0 and 1;
+            colour images are refused. `seg.png` and `mask.png` are read so by default
+    bytes   as they are; every extension not in the table
+
+Orientation tags and colour profiles of images are not applied.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardloader.errors import DecodeError, MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Decoder = Callable[[memoryview], Any]
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# As many pixels as Pillow opens without a warning: a quarter of a gigabyte as RGB.
+MAX_PIXELS = 1024**3 // 4 // 3
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_PNG_START = b"\x89PNG\r\n\x1a\n"
+_NPY_START = b"\x93NUMPY"
+_NPY_READERS = {
+    1: np.lib.format.read_array_header_1_0,
+    2: np.lib.format.read_array_header_2_0,
+}
+
+
+def decode_bytes(data: memoryview) -> bytes:
+    """Return the bytes as they are, copied out of the shard."""
+    return bytes(data)
+
+
+def decode_text(data: memoryview) -> str:
+    """Return strict UTF-8 as str."""
+    return str(data, "utf-8")
+
+
+def decode_json(data: memoryview) -> Any:
+    """Return the JSON value."""
+    return json.loads(str(data, "utf-8"))
+
+
+def decode_int(data: memoryview) -> int:
+    """Return a decimal integer written in ASCII."""
+    text = str(data, "utf-8").strip()
+    if not _INTEGER.fullmatch(text):
+        raise ValueError(f"{text[:40]!r} is no integer; class names are read with decode='text'")
+    return int(text)
+
+
+def decode_npy(data: memoryview) -> Array:
+    """Return the array of a .npy file, writable, with memory of its own."""
+    start = bytes(data[:12])
+    if not start.startswith(_NPY_START):
+        raise ValueError("it does not begin as a .npy file does")
+    if start[6] not in _NPY_READERS:
+        # version 3 (names of fields that are not Latin-1) is rare: left to numpy
+        return np.asarray(np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
+    length_bytes = 2 if start[6] == 1 else 4
+    offset = 8 + length_bytes + int.from_bytes(start[8 : 8 + length_bytes], "little")
+    shape, fortran_order, dtype = _npy_header(bytes(data[:offset]))
+    return _npy_array(data[offset:], shape, dtype, order="F" if fortran_order else "C")
+
+
+@lru_cache(maxsize=256)  # the arrays of one dataset mostly share a header, slow to parse
+def _npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    shape, fortran_order, dtype = _NPY_READERS[header[6]](io.BytesIO(header[8:]))
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which are never unpickled")
+    return tuple(shape), fortran_order, dtype
+
+
+def _npy_array(data: memoryview, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any) -> Array:
+    size = math.prod(shape) * dtype.itemsize
+    if size < 0 or size > len(data):
+        raise ValueError(f"its header promises {size} bytes and {len(data)} are there")
+    if size == 0:
+        return np.empty(shape, dtype, order=order)
+    return np.ndarray(shape, dtype, buffer=data, order=order).copy(order="K")
+
+
+def decode_jpeg(data: memoryview) -> Array:
+    """Return a JPEG as uint8 RGB, (height, width, 3)."""
+    try:
+        import simplejpeg
+    except ImportError as error:
+        raise _missing("simplejpeg", "JPEG") from error
+    height, width, colourspace, _ = simplejpeg.decode_jpeg_header(data)
+    _check_pixels(width, height)
+    if colourspace in {"CMYK", "YCCK"}:  # print data; libjpeg-turbo does not convert it
+        return np.array(_open_image(data, "JPEG").convert("RGB"))
+    return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB"))
+
+
+def decode_png(data: memoryview) -> Array:
+    """Return a PNG with the channels it is stored with, (height, width, channels)."""
+    image = _open_png(data)
+    if image.mode == "P":
+        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+    elif image.mode == "1":
+        image = image.convert("L")
+    pixels = _pixels(image)
+    return pixels if pixels.ndim == 3 else pixels[:, :, np.newaxis]
+
+
+def decode_rgb(data: memoryview) -> Array:
+    """Return a PNG of any mode as uint8 RGB, (height, width, 3)."""
+    image = _open_png(data)
+    if image.mode.startswith("I"):
+        grey = (_pixels(image) >> 8).astype(np.uint8)
+        return np.repeat(grey[:, :, np.newaxis], 3, axis=2)
+    return np.array(image.convert("RGB"))
+
+
+def decode_mask(data: memoryview) -> Array:
+    """Return a PNG's stored numbers, (height, width): palette indices or grey levels."""
+    image = _open_png(data)
+    pixels = _pixels(image)
+    if pixels.ndim != 2:
+        raise ValueError(f"a mask has one channel, and this image is {image.mode}")
+    return pixels.astype(np.uint8) if pixels.dtype == np.bool_ else pixels
+
+
+def _open_png(data: memoryview) -> Image:
+    """Open a PNG whose size is known to be sane before any library allocates for it."""
+    start = bytes(data[:24])
+    if len(start) < 24 or not start.startswith(_PNG_START):
+        raise ValueError("it does not begin as a PNG does")
+    _check_pixels(int.from_bytes(start[16:20], "big"), int.from_bytes(start[20:24], "big"))
+    return _open_image(data, "PNG")
+
+
+def _open_image(data: memoryview, kind: str) -> Image:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise _missing("pillow", kind) from error
+    image = Image.open(io.BytesIO(data), formats=[kind])
+    image.load()
+    return image
+
+
+def _pixels(image: Image) -> Array:
+    """Return the numbers of an image; 16-bit grey as uint16 also where Pillow widens it."""
+    pixels = np.array(image)
+    return pixels.astype(np.uint16) if image.mode.startswith("I") else pixels
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise ValueError(
+            f"the image claims {width} x {height} pixels, more than the {MAX_PIXELS} that are "
+            "decoded; give a decoder of your own if that is its true size"
+        )
+
+
+def _missing(package: str, kind: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"decoding {kind} images needs the package {package}: "
+        "pip install 'shardloader[images]', or read the field with decode='bytes'"
+    )
+
+
+NAMED_DECODERS: Mapping[str, Decoder] = {
+    "bytes": decode_bytes,
+    "text": decode_text,
+    "json": decode_json,
+    "int": decode_int,
+    "npy": decode_npy,
+    "jpeg": decode_jpeg,
+    "png": decode_png,
+    "rgb": decode_rgb,
+    "mask": decode_mask,
+}
+
+DEFAULT_DECODERS: Mapping[str, Decoder] = {
+    **dict.fromkeys(("txt", "text", "transcript"), decode_text),
+    **dict.fromkeys(("json", "jsn"), decode_json),
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), decode_int),
+    "npy": decode_npy,
+    **dict.fromkeys(("jpg", "jpeg"), decode_jpeg),
+    "png": decode_png,
+    **dict.fromkeys(("seg.png", "mask.png"), decode_mask),
+    **dict.fromkeys(("bin", "bytes"), decode_bytes),
+    **dict.fromkeys(("pickle", "pkl", "pyd", "pt", "pth"), decode_bytes),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTable:
+    """Which decoder reads which field: a whole field before its last extension.
+
+    `decoders` maps lower-case fields and extensions; what it does not name comes as bytes. A
+    table pickles if its decoders do.
+    """
+
+    decoders: Mapping[str, Decoder]
+
+    def decoder(self, field: str) -> Decoder:
+        """Return the decoder of a field such as "seg.png"."""
+        field = field.lower()
+        found = self.decoders.get(field)
+        return found or self.decoders.get(field.rpartition(".")[2], decode_bytes)
+
+    def decode(self, field: str, data: bytes | memoryview) -> Any:
+        """Return the field's value; raises DecodeError that names field and cause.
+
+        Wrong use (an extra that is not installed) is raised as what it is, not as bad data.
+        """
+        try:
+            return self.decoder(field)(memoryview(data))
+        except UsageError:
+            raise
+        except Exception as error:
+            raise DecodeError(
+                f"field {field!r} ({len(data)} bytes) is not what its name says: {_sentence(error)}"
+            ) from error
+
+
+def located(error: DecodeError, *, shard: str, key: str, offset: int) -> DecodeError:
+    """Return the error with the place its bytes came from; `offset` is theirs in the shard."""
+    return DecodeError(f"shard {shard!r}, sample {key!r}, byte {offset}: {error}")
+
+
+def resolve(decode: str | Mapping[str, Decoder | str | None] | None = "default") -> DecodeTable:
+    """Return the table that the option `decode` stands for.
+
+    "default" is `DEFAULT_DECODERS`; None is bytes for every field; a mapping of fields or
+    extensions to callables, names of `NAMED_DECODERS` or None (bytes) is laid over the default.
+    Raises UsageError for anything else.
+    """
+    if decode is None:
+        return DecodeTable({})
+    if decode == "default":
+        return DecodeTable(DEFAULT_DECODERS)
+    if not isinstance(decode, Mapping):
+        raise UsageError(
+            f"decode is 'default', None (bytes), or a mapping of fields to decoders, not {decode!r}"
+        )
+    own = {_field_name(field): _decoder(field, given) for field, given in decode.items()}
+    # the caller's "png" also speaks for "seg.png", which the default names by itself
+    kept = {
+        field: decoder
+        for field, decoder in DEFAULT_DECODERS.items()
+        if field.rpartition(".")[2] not in own
+    }
+    return DecodeTable(kept | own)
+
+
+def _field_name(field: object) -> str:
+    if not isinstance(field, str) or not field or field.startswith("."):
+        raise UsageError(
+            f"decode maps fields or extensions without a leading dot, such as 'jpg' or 'seg.png', "
+            f"not {field!r}"
+        )
+    return field.lower()
+
+
+def _decoder(field: str, given: object) -> Decoder:
+    if given is None:
+        return decode_bytes
+    if isinstance(given, str) and given in NAMED_DECODERS:
+        return NAMED_DECODERS[given]
+    if callable(given):
+        return given
+    raise UsageError(
+        f"the decoder of field {field!r} is a callable, None, or one of "
+        f"{', '.join(NAMED_DECODERS)}; not {given!r}"
+    )
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"

@@ -1,0 +1,187 @@
+"""What are the fields of one sample of a shard?
+
+A shard is a mapped tar beside its mapped index: a field is a slice of the map, and one that is not
+asked for costs nothing. A pool keeps the shards of a dataset that were used last.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from shardloader.errors import ManifestError, UsageError, WorldError
+from shardloader.format.index import SampleIndex
+from shardloader.reading.store import map_file, publish
+
+if TYPE_CHECKING:
+    from shardloader.reading.catalog import Catalog
+
+logger = logging.getLogger("shardloader")
+
+_WAY_OUT = "make index and manifest anew with `shardloader index`"
+
+
+class Shard:
+    """An open shard: the bytes of a tar, and the index that says what they are.
+
+    `name` is used in messages. Raises ManifestError if the index was made of a tar of another
+    size.
+    """
+
+    def __init__(self, data: memoryview, index: SampleIndex, *, name: str) -> None:
+        if len(data) != index.shard_bytes:
+            raise ManifestError(
+                f"{name}: the shard has {len(data)} bytes, and had {index.shard_bytes} when it was "
+                f"indexed: fetch it again, or {_WAY_OUT}"
+            )
+        self.name = name
+        self.index = index
+        self._data: memoryview | None = data
+
+    @classmethod
+    def open(cls, path: str, index_path: str) -> Self:
+        """Map a shard and its index."""
+        index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
+        return cls(map_file(path), index, name=path)
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples the shard holds."""
+        return self.index.num_samples
+
+    def key(self, sample: int) -> str:
+        """Give the key of a sample, numbered from 0."""
+        return self.index.key(sample)
+
+    def fields(self, sample: int, wanted: frozenset[str] | None = None) -> dict[str, memoryview]:
+        """Give a sample's fields in the shard's order, or those `wanted` of them.
+
+        The values are read-only views of the map: they stay good when the shard is closed. Raises
+        IndexError for a sample that the shard does not have.
+        """
+        data, index = self._data, self.index
+        if data is None:
+            raise UsageError(f"{self.name}: the shard was closed; open it again")
+        if not 0 <= sample < index.num_samples:
+            raise IndexError(f"{self.name}: sample {sample} of a shard with {index.num_samples}")
+        start, stop = index.sample_starts[sample : sample + 2].tolist()
+        members = zip(
+            index.member_fields[start:stop].tolist(),
+            index.member_offsets[start:stop].tolist(),
+            index.member_sizes[start:stop].tolist(),
+            strict=True,
+        )
+        names = index.fields
+        return {
+            names[field]: data[offset : offset + size]
+            for field, offset, size in members
+            if wanted is None or names[field] in wanted
+        }
+
+    def offset(self, sample: int, field: str) -> int:
+        """Give the byte where a field's data begins in the tar, for messages.
+
+        Raises KeyError for a field that the sample does not have.
+        """
+        start, stop = self.index.sample_starts[sample : sample + 2].tolist()
+        for member in range(start, stop):
+            if self.index.fields[int(self.index.member_fields[member])] == field:
+                return int(self.index.member_offsets[member])
+        raise KeyError(field)
+
+    def close(self) -> None:
+        """Let go of the map; it goes when the last field that was given out does."""
+        self._data = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ShardPool:
+    """The shards of a dataset, opened when asked for; the last `max_open` used stay open.
+
+    Threads may share it. It can be pickled: a copy opens its own files. Opening raises
+    ManifestError for an index or a shard that is not the manifest's.
+    """
+
+    def __init__(self, catalog: Catalog, *, max_open: int = 128) -> None:
+        if max_open < 1:
+            raise UsageError(f"max_open is at least 1, not {max_open}")
+        self.catalog = catalog
+        self.max_open = max_open
+        self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __getitem__(self, shard: int) -> Shard:
+        with self._lock:
+            found = self._open.get(shard)
+            if found is not None:
+                self._open.move_to_end(shard)
+                return found
+            opened = _open_listed(self.catalog, shard)
+            self._open[shard] = opened
+            # Not closed: another thread may be reading it. Its map goes with the last reference.
+            while len(self._open) > self.max_open:
+                self._open.popitem(last=False)
+            return opened
+
+    @property
+    def num_open(self) -> int:
+        """How many shards are open now."""
+        return len(self._open)
+
+    def close(self) -> None:
+        """Let go of all shards; one that is asked for again is opened again."""
+        with self._lock:
+            self._open.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"catalog": self.catalog, "max_open": self.max_open}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["catalog"], max_open=state["max_open"])  # type: ignore[misc]
+
+
+def _open_listed(catalog: Catalog, shard: int) -> Shard:
+    if not 0 <= shard < catalog.num_shards:
+        raise IndexError(f"shard {shard} of a dataset with {catalog.num_shards}")
+    path, index_path = catalog.shard_path(shard), catalog.index_path(shard)
+    expected = catalog.manifest.index_digests[shard]
+    if not Path(index_path).exists():
+        return _reindexed(path, index_path, expected)
+    opened = Shard.open(path, index_path)
+    if opened.index.digest != expected:
+        raise ManifestError(
+            f"{index_path}: the index has the digest {opened.index.digest}, and the manifest lists "
+            f"{expected}: it is of another version of the shard; {_WAY_OUT}"
+        )
+    return opened
+
+
+def _reindexed(path: str, index_path: str, expected: str) -> Shard:
+    """Make a lost index again, which is right if it is the one that the manifest lists."""
+    data = map_file(path)
+    index, _ = SampleIndex.build(data, shard=path)
+    if index.digest != expected:
+        raise ManifestError(
+            f"{path}: its index is missing, and made anew it has the digest {index.digest}, where "
+            f"the manifest lists {expected}: the shard was changed; {_WAY_OUT}"
+        )
+    logger.info("%s: the index was missing and is made again", index_path)
+    try:
+        publish(index_path, index.to_bytes())
+    except WorldError as error:
+        logger.info("%s: it is kept in memory only: %s", index_path, error)
+    return Shard(data, index, name=path)

@@ -1,0 +1,163 @@
+"""Which local shards does a user's `source` mean, and where do their indexes lie?
+
+A source is a folder, a brace pattern, or a list of paths. Resolving it looks at folders and names
+only; no shard is opened. A path in a list is literal, and never parsed as a URL.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from shardloader.errors import UsageError
+from shardloader.reading.patterns import expand, local_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+logger = logging.getLogger("shardloader")
+
+MANIFEST_NAME = "manifest.json"
+INDEX_SUFFIX = ".index"
+SHARD_SUFFIX = ".tar"
+COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst")
+
+PathText: TypeAlias = "str | os.PathLike[str]"
+SourceText: TypeAlias = "PathText | Sequence[PathText]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a dataset's files lie; both folders are absolute paths.
+
+    Shards are named relative to `root`, and their indexes lie under `index_root` by the same
+    names. `names` is None for a folder, which `find_shards` or a manifest lists; only a folder
+    has a manifest on disk. `location` is what the user gave, for messages.
+    """
+
+    root: str
+    index_root: str
+    names: tuple[str, ...] | None
+    location: str
+
+    def shard_path(self, name: str) -> str:
+        """Give the path of the shard that is called `name`."""
+        return f"{self.root}/{name}"
+
+    def index_path(self, name: str) -> str:
+        """Give the path of that shard's index."""
+        return f"{self.index_root}/{name}{INDEX_SUFFIX}"
+
+    @property
+    def manifest_path(self) -> str | None:
+        """Where the manifest lies; None where it is kept in memory only."""
+        return f"{self.index_root}/{MANIFEST_NAME}" if self.names is None else None
+
+
+def resolve(source: SourceText, *, index_dir: PathText | None = None) -> Source:
+    """Find out what `source` means.
+
+    A string is an existing folder, an existing shard or manifest, or else a brace pattern.
+    Raises UsageError for a URL, for a folder that is not there, and for no shards at all.
+    """
+    index_root = None if index_dir is None else str(Path(local_path(str(index_dir))).resolve())
+    if not isinstance(source, str | os.PathLike):
+        paths = [local_path(os.fspath(path)) for path in source]
+        return _listed(paths, index_root, f"a list of {len(paths)} shards")
+    text = os.fspath(source)
+    found = _existing(text)
+    if found is None:
+        return _listed(_expanded(source), index_root, text)
+    folder = found.parent if found.name == MANIFEST_NAME else found
+    if folder.is_dir():
+        root = str(folder.resolve())
+        return Source(root=root, index_root=index_root or root, names=None, location=text)
+    return _listed([str(found)], index_root, text)
+
+
+def find_shards(folder: str) -> tuple[str, ...]:
+    """List the shards in a folder and its sub-folders, relative to it, sorted by their bytes.
+
+    Hidden names are skipped. Raises UsageError if there are none; compressed shards, which this
+    release does not read, are named then, or logged.
+    """
+    names = _files(folder, "", ())
+    shards = sorted((n for n in names if n.endswith(SHARD_SUFFIX)), key=os.fsencode)
+    compressed = [n for n in names if n.endswith(COMPRESSED_SUFFIXES)]
+    remark = (
+        f"{len(compressed)} compressed shards, such as {min(compressed)}, are there, which this "
+        "release does not read: decompress them"
+        if compressed
+        else ""
+    )
+    if not shards:
+        raise UsageError(
+            f"a dataset's folder holds shards: {folder} has no *{SHARD_SUFFIX}, also not in its "
+            f"sub-folders; {remark or 'give the folder they lie in'}"
+        )
+    if remark:
+        logger.warning("%s: %s", folder, remark)
+    return tuple(shards)
+
+
+def _existing(text: str) -> Path | None:
+    """Give the path if something lies there, also where the text looks like a pattern."""
+    if text and Path(text).exists():
+        return Path(text)
+    if "::" in text or not text:
+        return None
+    path = Path(local_path(text))
+    return path if path.exists() else None
+
+
+def _expanded(source: PathText) -> list[str]:
+    """Give the paths of a text under whose own name nothing lies."""
+    text = os.fspath(source)
+    paths = [local_path(path) for path in expand(text)] if isinstance(source, str) else [text]
+    if len(paths) == 1 and not Path(paths[0]).exists():
+        raise UsageError(
+            f"a dataset is a folder, a brace pattern or a list of shards; there is no {text!r}"
+        )
+    return paths
+
+
+def _listed(paths: Sequence[str], index_root: str | None, location: str) -> Source:
+    if not paths:
+        raise UsageError("a dataset has at least one shard, and the list of shards is empty")
+    folder_of = lru_cache(maxsize=1024)(lambda parent: str(parent.resolve()))
+    files = [Path(path) for path in paths]
+    folders = [folder_of(file.parent) for file in files]
+    absolute = [f"{folder}/{file.name}" for folder, file in zip(folders, files, strict=True)]
+    if len(set(absolute)) != len(absolute):
+        twice = next(path for path, count in Counter(absolute).items() if count > 1)
+        raise UsageError(f"a dataset has each shard once; the list has {twice!r} twice")
+    root = os.path.commonpath(folders)
+    return Source(
+        root=root,
+        index_root=index_root or root,
+        names=tuple(path[len(root) :].lstrip("/") for path in absolute),
+        location=location,
+    )
+
+
+def _files(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> list[str]:
+    """List files below `folder` that are not hidden; links are followed, but not in circles."""
+    status = Path(folder).stat()
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        return []
+    names: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                names += _files(entry.path, f"{prefix}{entry.name}/", (*above, here))
+            else:
+                names.append(prefix + entry.name)
+    return names

@@ -1,0 +1,142 @@
+"""How are local files mapped, locked and published?
+
+What the file system must promise, in one module: a reader never sees half a file, a lock dies with
+its owner, and nothing is copied that can be mapped. It knows paths and bytes, not what they mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardloader.errors import UsageError, WorldError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+logger = logging.getLogger("shardloader")
+
+_NO_LOCKS_HERE = frozenset((errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
+
+
+def publish(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
+    """Write a file so that it is there whole or not at all, also after a power cut.
+
+    Makes missing folders. Raises WorldError, and leaves an older file as it was, when the disk
+    does not take it.
+    """
+    path = Path(path)
+    temporary = path.with_name(_temporary_name())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write_and_sync(temporary, data)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise WorldError(f"{path}: the file can't be written: {error.strerror or error}") from error
+
+
+def _temporary_name() -> str:
+    # Random, not the process id: two containers on one shared folder may have the same one.
+    return f".shardloader-{secrets.token_hex(8)}.tmp"
+
+
+def _write_and_sync(path: Path, data: bytes | memoryview) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems can't sync a folder
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def require_writable(folder: str | os.PathLike[str]) -> None:
+    """Make the folder, and raise UsageError, which names `index_dir`, if it takes no files."""
+    probe = Path(folder, _temporary_name())
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            "sample indexes are kept beside the shards, in a folder that can be written to; "
+            f"{folder} can't be ({error.strerror or error}): give index_dir=, a folder for the "
+            "indexes and the manifest"
+        ) from error
+
+
+@contextlib.contextmanager
+def file_lock(path: str | os.PathLike[str]) -> Iterator[int]:
+    """Hold an exclusive lock on this node; gives the descriptor that holds it.
+
+    The kernel frees it when its owner dies. A child that is forked meanwhile inherits the
+    descriptor, and must close it. The file stays: removing it would let two owners in. Where the
+    file system has no locks, the body runs without one.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise WorldError(f"{path}: no lock can be made: {error.strerror or error}") from error
+    try:
+        _acquire(descriptor, path)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, path: str | os.PathLike[str]) -> None:
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("waiting for another process, which holds %s", path)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS_HERE:
+            raise WorldError(f"{path}: can't be locked: {error.strerror or error}") from error
+        logger.warning("%s: the file system has no locks; going on without", path)
+
+
+def map_file(path: str | os.PathLike[str]) -> memoryview:
+    """Map a file read-only; an empty one gives no bytes.
+
+    The map goes when the last view of it does: there is nothing to close. Raises WorldError when
+    the file can't be opened.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise WorldError(f"{path}: the file can't be read: {error.strerror or error}") from error
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes | None:
+    """Give a small file's bytes; None if there is no such file."""
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise WorldError(f"{path}: the file can't be read: {error.strerror or error}") from error

@@ -1,0 +1,77 @@
+"""The lock of a destination: one writer at a time, refused at once rather than waited for.
+
+Knows one file. The lock is the kernel's (flock), so it ends with its process however that ends;
+the file that carries it may stay behind a killed writer and means nothing by itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from shardloader.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_log = logging.getLogger("shardloader")
+
+_NO_LOCKS_HERE = frozenset((errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
+LOCK_NAME = ".shardloader-writer.lock"
+
+
+class FolderLock:
+    """The right to write to a folder; not acquired by being made."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK_NAME
+        self._handle: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock; raises UsageError if another writer has it, OSError if the disk fails."""
+        while self._handle is None:
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._lock(handle)
+                # the file may have been removed by its last owner between the two calls
+                if self._is_still(handle):
+                    self._handle = handle
+            except BlockingIOError:
+                raise UsageError(
+                    f"another writer is writing to {str(self._path.parent)!r}: "
+                    "wait for it, or give another folder"
+                ) from None
+            finally:
+                if self._handle is None:
+                    os.close(handle)
+
+    def release(self) -> None:
+        """Give the lock back and remove its file; does nothing if it is not held."""
+        if self._handle is None:
+            return
+        handle, self._handle = self._handle, None
+        try:
+            self._path.unlink(missing_ok=True)
+        finally:
+            # said aloud, since a forked child may hold the same open file for longer
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
+
+    def _lock(self, handle: int) -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS_HERE:
+                raise
+            _log.warning("%s: the file system has no locks; going on without", self._path)
+
+    def _is_still(self, handle: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(handle), self._path.stat())
+        except FileNotFoundError:
+            return False

@@ -1,0 +1,259 @@
+"""The writer: samples, one after another, become shards, their indexes and a manifest.
+
+Decides when a shard is full and what is still allowed; `encode` knows values, `shard_file` one
+file, `destination` the folder. What the reader of this module must know:
+
+- A shard appears under its final name only when it is whole and on disk; the manifest only when
+  the writer was closed without an error. A folder without a manifest is no finished dataset.
+- The same samples and options give the same bytes, whatever the clock, user, umask or locale.
+- A refused sample leaves no byte, and the writer goes on; after a failed disk it does not.
+- A key may not come back within a shard, nor be the last key of the shard before. Farther back
+  is not remembered, so memory stays bounded by one shard; a reader takes shards apart anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from shardloader.errors import SampleError, UsageError
+from shardloader.format.manifest import Manifest
+from shardloader.reading.sizes import parse_bytes
+from shardloader.writing.destination import Destination
+from shardloader.writing.encode import encode_sample
+from shardloader.writing.pattern import parse_pattern
+from shardloader.writing.shard_file import FinishedShard, ShardFile, tarred
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+_BROKEN_OFF = "broken off"
+_NO_DATASET = ", so what was written is no whole dataset"
+_log = logging.getLogger("shardloader")
+
+
+class ShardWriter:
+    """Write samples to tar shards in a local folder, with their indexes and a manifest.
+
+    `pattern` names the shards, as str.format or printf would (`out-%06d.tar`). A shard ends after
+    `max_samples` samples, or before the sample that would make the *file* longer than `max_bytes`
+    (an int, or a text such as "200MB" or "1GiB"); a sample that is longer by itself gets a shard
+    of its own. The folder may hold no shard and no manifest, unless `overwrite=True`, which
+    first removes what a writer with this pattern made, and nothing else.
+
+    The folder is touched first by `with` or the first `write`. Raises UsageError for options that
+    make no sense and for a folder that is in use or not empty, WorldError if the disk fails.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with ShardWriter(folder, max_samples=1000) as writer:
+    ...         writer.write({"__key__": "000001", "txt": "a cat", "cls": 3})
+    ...     writer.manifest.names
+    ('shard-000000.tar',)
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        pattern: str = "shard-{:06d}.tar",
+        max_samples: int = 10_000,
+        max_bytes: int | str = "1GB",
+        overwrite: bool = False,
+        compression: None = None,
+    ) -> None:
+        self._state = "new"  # then open, then closed or broken off
+        if compression is not None:
+            raise UsageError(
+                f"compression={compression!r}: this release writes plain .tar shards only, "
+                "compression=None"
+            )
+        self._pattern = parse_pattern(pattern)
+        self._max_samples = _at_least_one(max_samples)
+        self._max_bytes = parse_bytes(max_bytes)
+        self._destination = Destination(
+            folder=_local_folder(folder), pattern=self._pattern, overwrite=overwrite
+        )
+        self._finished: list[FinishedShard] = []
+        self._shard: ShardFile | None = None
+        self._last_key: str | None = None
+        self._manifest: Manifest | None = None
+        self._pid = os.getpid()
+
+    @property
+    def folder(self) -> Path:
+        """The destination."""
+        return self._destination.folder
+
+    @property
+    def num_shards(self) -> int:
+        """The number of shards finished."""
+        return len(self._finished)
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples written, those of the open shard included."""
+        finished = sum(shard.num_samples for shard in self._finished)
+        return finished + (self._shard.num_samples if self._shard else 0)
+
+    @property
+    def total_bytes(self) -> int:
+        """The size of all shards, the open one as if it were finished now."""
+        finished = sum(shard.size_bytes for shard in self._finished)
+        return finished + (self._shard.size_bytes if self._shard else 0)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest that `close` published; raises UsageError before, and after an abort."""
+        if self._manifest is None:
+            raise UsageError(f"a manifest is made by close(), and this one is {self._state}")
+        return self._manifest
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Append a sample: its `__key__`, and its fields' values or bytes.
+
+        Raises SampleError, naming key and field, for what would not read back the same; nothing
+        of such a sample is written and the writer stays usable.
+        """
+        if self._state != "open":
+            self._open()
+        members = tarred(encode_sample(sample))
+        self._check_key_is_new(members.key)
+        try:
+            shard = self._shard_with_room(members.size_bytes)
+            shard.add(members)
+            self._last_key = members.key
+            if shard.num_samples >= self._max_samples:
+                self._finish_shard()
+        except BaseException:  # also Ctrl-C: half a write can't be taken back
+            self.abort()
+            raise
+
+    def close(self) -> None:
+        """Finish the open shard and publish the manifest; a second call does nothing.
+
+        Raises UsageError after an abort: what was written then is no whole dataset.
+        """
+        if self._state == "closed":
+            return
+        if self._state != "open":
+            self._open()
+        try:
+            if self._shard is not None:
+                self._finish_shard()
+            self._manifest = _manifest_of(self._finished)
+            self._destination.publish_manifest(self._manifest)
+        except BaseException:
+            self.abort()
+            raise
+        self._state = "closed"
+        self._destination.release()
+
+    def abort(self) -> None:
+        """Remove the open shard and stop; finished shards stay, no manifest is published."""
+        if self._state in {"closed", _BROKEN_OFF}:
+            return
+        was_open, self._state = self._state == "open", _BROKEN_OFF
+        self._manifest = None
+        shard, self._shard = self._shard, None
+        try:
+            if shard is not None:
+                shard.discard()
+        finally:
+            self._destination.release()
+        if was_open:
+            _log.warning(
+                "writing to %s was broken off: %d finished shards stay, the open one was removed, "
+                "and there is no manifest, since this is no whole dataset",
+                self.folder,
+                len(self._finished),
+            )
+
+    def __enter__(self) -> Self:
+        if self._state == "new":
+            self._open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __del__(self) -> None:
+        # in a forked child the writer, its file and its lock are the parent's
+        if self._state == "open" and self._pid == os.getpid():
+            warnings.warn(
+                f"a ShardWriter to {str(self.folder)!r} was never closed: its last shard is lost; "
+                "use it in a with statement",
+                ResourceWarning,
+                source=self,
+                stacklevel=1,
+            )
+            self.abort()
+
+    def _open(self) -> None:
+        if self._state != "new":
+            raise UsageError(
+                f"this writer to {str(self.folder)!r} was {self._state}"
+                f"{_NO_DATASET if self._state == _BROKEN_OFF else ''}: make a new one to write more"
+            )
+        self._destination.prepare()
+        self._state = "open"
+
+    def _check_key_is_new(self, key: str) -> None:
+        if key == self._last_key or (self._shard is not None and key in self._shard):
+            raise SampleError(
+                f"a key is written once, and {key!r} was written before: both samples would be "
+                "read as one, or one of them would hide the other"
+            )
+
+    def _shard_with_room(self, size_bytes: int) -> ShardFile:
+        shard = self._shard
+        if shard is not None:
+            if shard.size_bytes + size_bytes <= self._max_bytes:
+                return shard
+            self._finish_shard()
+        self._shard = ShardFile(self.folder, self._pattern.name(len(self._finished)))
+        return self._shard
+
+    def _finish_shard(self) -> None:
+        if self._shard is not None:
+            self._finished.append(self._shard.finish())
+            self._shard = None
+
+
+def _manifest_of(shards: list[FinishedShard]) -> Manifest:
+    return Manifest(
+        names=tuple(shard.name for shard in shards),
+        sizes=np.array([shard.size_bytes for shard in shards], np.int64),
+        counts=np.array([shard.num_samples for shard in shards], np.int64),
+        index_digests=tuple(shard.index_digest for shard in shards),
+        content_digests=tuple(shard.content_digest for shard in shards),
+    )
+
+
+def _at_least_one(max_samples: object) -> int:
+    if isinstance(max_samples, bool) or not isinstance(max_samples, int) or max_samples < 1:
+        raise UsageError(f"max_samples is a whole number of at least 1, not {max_samples!r}")
+    return max_samples
+
+
+def _local_folder(folder: str | os.PathLike[str]) -> Path:
+    if "://" in str(folder):
+        raise UsageError(
+            f"a writer writes to a local folder, not {str(folder)!r}: write locally, then upload "
+            "the folder with the store's own tool"
+        )
+    return Path(folder)

@@ -1,0 +1,167 @@
+"""`shardloader audit`: a sound history passes, and every doctored one fails in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.workplace import Run
+
+
+@pytest.fixture
+def logs(place):
+    made = Run(place / "logs")
+    made.attempt(1, epoch=0)
+    made.attempt(1, epoch=1)
+    return made
+
+
+def kinds(ended):
+    return [fault["kind"] for fault in ended.json["faults"]]
+
+
+def test_a_whole_history_is_exact(logs, run):
+    ended = run("audit", "logs")
+    assert (ended.code, ended.err) == (0, "")
+    assert "exact: every sample once in every epoch" in ended.out
+    assert "no two epochs alike" in ended.out
+    told = run("audit", "logs", "--json").json
+    assert (told["is_exact"], told["attempts"], told["superseded_batches"]) == (True, 1, 0)
+    assert [(each["epoch"], each["steps"]) for each in told["epochs"]] == [(0, 8), (1, 8)]
+    assert {each["samples"] for each in told["epochs"]} == {64}
+
+
+def test_pads_are_counted_and_are_no_repetition(place, run):
+    Run(place / "logs", world_size=3).attempt(1)
+    (epoch,) = run("audit", "logs", "--json").json["epochs"]
+    assert (epoch["samples"], epoch["pads"], epoch["repeated"]["count"]) == (64, 8, 0)
+
+
+def test_a_missing_sample_is_a_fault_that_names_it(logs, run):
+    lines = logs.read(1, 1)
+    lost = lines.pop(3)
+    logs.rewrite(1, 1, lines)
+    ended = run("audit", "logs")
+    assert ended.code == 1
+    first = ", ".join(map(str, sorted(lost["index"])))
+    assert f"FAULT  epoch 0: 4 samples never read: {first}" in ended.out
+    told = run("audit", "logs", "--json")
+    assert (told.code, kinds(told)) == (1, ["missing"])
+    assert told.json["epochs"][0]["missing"] == {"count": 4, "first": sorted(lost["index"])}
+
+
+def test_a_repeated_and_an_unknown_sample_are_faults(logs, run):
+    lines = logs.read(0, 1)
+    lines[1]["index"][0] = lines[2]["index"][0]
+    lines[4]["index"][1] = 64
+    logs.rewrite(0, 1, lines)
+    ended = run("audit", "logs", "--json")
+    assert (ended.code, kinds(ended)) == (1, ["missing", "repeated", "unknown"])
+    assert ended.json["epochs"][0]["repeated"]["first"] == [lines[2]["index"][0]]
+    assert ended.json["epochs"][0]["unknown"]["first"] == [64]
+    assert "64" in run("audit", "logs").out
+
+
+def test_the_first_few_of_many_are_listed(place, run):
+    made = Run(place / "logs")
+    made.attempt(1, stop=1)
+    ended = run("audit", "logs")
+    assert ended.code == 1
+    assert "56 samples never read" in ended.out
+    assert "and 51 more" in ended.out
+    assert len(run("audit", "logs", "--json").json["epochs"][0]["missing"]["first"]) == 10
+
+
+def test_the_same_order_twice_is_a_fault(place, run):
+    made = Run(place / "logs")
+    made.attempt(1, epoch=0)
+    for rank in range(2):
+        again = [line | {"epoch": 1} for line in made.read(rank, 1)[1:]]
+        made.write(rank, 1, again)
+    ended = run("audit", "logs", "--json")
+    assert (ended.code, kinds(ended)) == (1, ["same_order"])
+    assert ended.json["repeated_orders"] == [[0, 1]]
+    text = run("audit", "logs").out
+    assert "FAULT  epochs 0 and 1 were read in the same order" in text
+    assert "the same in epochs 0 and 1" in text
+
+
+def test_steps_that_were_rolled_back_are_superseded_over_attempts(place, run):
+    made = Run(place / "logs")
+    made.attempt(1, stop=6)
+    with made.path(1, 1).open("a") as file:
+        file.write('{"epoch":0,"consumed":48,"ind')  # what a kill leaves
+    made.attempt(2, start=4, stop=5)
+    made.attempt(3, start=3)
+    ended = run("audit", "logs", "--json")
+    assert ended.code == 0
+    assert (ended.json["attempts"], ended.json["superseded_batches"]) == (3, 2 * (3 + 1))
+    (epoch,) = ended.json["epochs"]
+    assert (epoch["steps"], epoch["samples"]) == (8, 64)
+
+
+def test_a_hole_between_attempts_is_a_fault(place, run):
+    made = Run(place / "logs")
+    made.attempt(1, stop=3)
+    made.attempt(2, start=4)
+    assert run("audit", "logs").code == 1
+
+
+def test_an_unfinished_last_epoch_may_lack_samples_and_nothing_else(logs, run):
+    logs.attempt(1, epoch=2, stop=5)
+    assert run("audit", "logs").code == 1
+    ended = run("audit", "logs", "--unfinished")
+    assert ended.code == 0
+    assert "exact so far: every sample once, 24 of epoch 2 yet to come" in ended.out
+    lines = logs.read(0, 1)
+    lines[-1]["index"][0] = lines[-2]["index"][0]
+    logs.rewrite(0, 1, lines)
+    assert kinds(run("audit", "logs", "--unfinished", "--json")) == ["repeated"]
+
+
+def test_an_earlier_epoch_is_never_unfinished(logs, run):
+    lines = logs.read(0, 1)
+    del lines[2]
+    logs.rewrite(0, 1, lines)
+    assert run("audit", "logs", "--unfinished").code == 1
+
+
+def test_samples_that_drop_leaves_out_may_be_allowed(place, run):
+    Run(place / "logs", world_size=3).attempt(1, even="drop")
+    assert run("audit", "logs").code == 1
+    assert run("audit", "logs", "--may-omit", "3").code == 1
+    ended = run("audit", "logs", "--may-omit", "11")
+    assert ended.code == 0
+    assert "at most 11 an epoch left out" in ended.out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nonsense",
+        "[]",
+        "7",
+        '{"epoch": 0}',
+        '{"attempt": 7}',
+        '{"attempt": [1, 0], "rank": "first"}',
+        '{"epoch": 0, "consumed": 0, "index": ["a"], "valid": 1}',
+        "\udcff",
+    ],
+)
+def test_garbage_in_a_log_is_exit_code_1_and_names_the_line(line, logs, run):
+    path = logs.path(0, 1)
+    path.write_bytes(path.read_bytes() + line.encode("utf-8", "surrogateescape") + b"\n")
+    ended = run("audit", "logs")
+    assert (ended.code, ended.out) == (1, "")
+    assert f"{path.name}, line 19" in ended.err
+
+
+def test_logs_of_two_datasets_are_refused(logs, place, run):
+    Run(place / "logs", samples=32).attempt(2)
+    assert run("audit", "logs").code == 2
+
+
+def test_a_start_without_batches_is_a_fault(place, run):
+    Run(place / "logs").attempt(1, stop=0)
+    ended = run("audit", "logs")
+    assert ended.code == 1
+    assert "no rank received a batch" in ended.out

@@ -1,0 +1,92 @@
+"""`shardloader info`: what a dataset holds, as far as that is known, and nothing changed."""
+
+from __future__ import annotations
+
+from shardloader.reading.indexing import index_dataset
+from tests.cli.workplace import make_corpus
+from tests.shards import tar_bytes, write_shard
+
+
+def test_it_tells_what_manifest_and_indexes_say(place, run):
+    make_corpus(place / "corpus", shards=3, samples=10)
+    write_shard(place / "corpus" / "shard-900.tar", 4)
+    manifest, _ = index_dataset(place / "corpus")
+    told = run("info", "corpus", "--json").json
+    assert (told["shards"], told["samples"], told["indexes"]) == (4, 34, 4)
+    assert told["bytes"] == int(manifest.sizes.sum())
+    assert told["digest"] == manifest.digest
+    assert told["samples_a_shard"] == {"least": 4, "median": 10, "most": 10}
+    assert told["looked_into"] == {"indexes": 4, "samples": 34}
+    assert told["fields"] == [
+        {"field": "cls", "samples": 34, "bytes": {"least": 1, "mean": 1.0, "most": 1}},
+        {"field": "txt", "samples": 34, "bytes": {"least": 20, "mean": 20.0, "most": 20}},
+    ]
+    assert told["example_keys"] == ["000000", "000001", "000002"]
+    assert "fields, from the first 4 indexes (34 samples)" in run("info", "corpus").out
+
+
+def test_without_indexes_it_says_so_and_makes_none(place, run):
+    make_corpus(place / "corpus")
+    before = sorted((place / "corpus").iterdir())
+    ended = run("info", "corpus")
+    assert ended.code == 0
+    assert "not known before `shardloader index`" in ended.out
+    assert "0 of 4 present" in ended.out
+    assert sorted((place / "corpus").iterdir()) == before
+    told = run("info", "corpus", "--json").json
+    assert (told["samples"], told["digest"], told["manifest"]) == (None, None, None)
+    assert told["bytes"] > 0
+
+
+def test_shards_that_are_indexed_need_no_manifest(place, run):
+    make_corpus(place / "corpus")
+    manifest, _ = index_dataset(place / "corpus")
+    (place / "corpus" / "manifest.json").unlink()
+    told = run("info", "corpus", "--json").json
+    assert (told["digest"], told["manifest"]) == (manifest.digest, None)
+    listed = run("info", *sorted((place / "corpus").glob("*.tar")), "--json").json
+    assert listed["digest"] == manifest.digest
+
+
+def test_a_shard_that_is_gone_or_changed_is_exit_code_1(place, run):
+    make_corpus(place / "corpus")
+    index_dataset(place / "corpus")
+    shard = place / "corpus" / "shard-002.tar"
+    content = shard.read_bytes()
+    shard.unlink()
+    assert run("info", "corpus").code == 1
+    shard.write_bytes(content + bytes(512))
+    ended = run("info", "corpus")
+    assert ended.code == 1
+    assert "shard-002.tar" in ended.err
+    (place / "corpus" / "manifest.json").unlink()
+    assert run("info", "corpus").code == 1
+
+
+def test_a_broken_index_is_exit_code_1(place, run):
+    make_corpus(place / "corpus")
+    index_dataset(place / "corpus")
+    (place / "corpus" / "shard-000.tar.index").write_bytes(b"nonsense")
+    ended = run("info", "corpus")
+    assert ended.code == 1
+    assert "shard-000.tar.index" in ended.err
+
+
+def test_keys_are_shown_as_text_that_can_be_printed(place, run):
+    (place / "corpus").mkdir()
+    name = b"\xff\n.txt".decode("utf-8", "surrogateescape")
+    (place / "corpus" / "a.tar").write_bytes(tar_bytes([(name, b"")]))
+    index_dataset(place / "corpus")
+    assert "\\udcff\\n" in run("info", "corpus").out
+    assert run("info", "corpus", "--json").json["example_keys"] == ["\udcff\n"]
+
+
+def test_an_empty_shard_is_a_dataset_of_no_samples(place, run):
+    (place / "corpus").mkdir()
+    (place / "corpus" / "a.tar").write_bytes(tar_bytes([]))
+    index_dataset(place / "corpus")
+    ended = run("info", "corpus")
+    assert ended.code == 0
+    told = run("info", "corpus", "--json").json
+    assert (told["samples"], told["fields"], told["example_keys"]) == (0, [], [])
+    assert run("plan", "corpus", "--batch-size", "4").code == 0

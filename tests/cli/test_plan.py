@@ -1,0 +1,226 @@
+"""`shardloader plan`: the figures are those of the plan, and steps count as training does."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from shardloader.cli.report import Spread
+from shardloader.cli.shares import batches_a_rank, samples_a_rank, shards_a_rank
+from shardloader.planning.plan import plan
+from shardloader.reading.indexing import index_dataset
+from tests.cli.workplace import make_corpus, state_of
+from tests.shards import sample_members
+
+TOPOLOGY = ("--batch-size", "4", "--world-size", "3", "--num-workers", "2")
+
+
+@pytest.fixture
+def corpus(place):
+    make_corpus(place / "corpus")
+    return index_dataset(place / "corpus")[0]
+
+
+@pytest.mark.parametrize("even", ["pad", "drop", "join"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7, 12])
+@pytest.mark.parametrize("samples", [0, 5, 24, 96, 103])
+def test_shares_are_what_the_plan_deals_out(even, world_size, samples):
+    made = plan([samples], batch_size=4, world_size=world_size, even=even)
+    ranks = range(world_size)
+    batches = [made.dealing.num_batches(rank) for rank in ranks]
+    valid = [
+        sum(int(made.batch(step, rank).valid.sum()) for step in range(batches[rank]))
+        for rank in ranks
+    ]
+    assert batches_a_rank(made.dealing) == spread(batches)
+    assert samples_a_rank(made.dealing) == spread(valid)
+
+
+@pytest.mark.parametrize("even", ["pad", "join"])
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_shards_are_those_that_readers_open(even, num_workers):
+    made = plan(
+        [5, 0, 9, 30, 1, 8] * 4, batch_size=3, world_size=4, num_workers=num_workers, even=even
+    )
+    workers = max(1, num_workers)
+    by_rank: list[int] = []
+    by_worker: list[int] = []
+    for rank in range(4):
+        opened: list[set[int]] = [set() for _ in range(workers)]
+        for step in range(made.dealing.num_batches(rank)):
+            opened[step % workers] |= set(made.batch(step, rank).shard.tolist())
+        by_rank.append(len(set.union(*opened)))
+        by_worker += map(len, opened)
+    counted = shards_a_rank(made)
+    assert counted is not None
+    assert counted.is_exact
+    assert counted.a_rank == spread(by_rank)
+    assert counted.a_worker == spread(by_worker)
+
+
+def test_too_much_work_is_cut_to_a_few_ranks_and_says_so(run, monkeypatch):
+    made = plan([100] * 100, batch_size=4, world_size=50, num_workers=2)
+    some = shards_a_rank(made, most_exact=1000, most_sampled=20_000)
+    assert some is not None
+    assert (some.num_ranks, some.num_steps, some.is_exact) == (3, 50, False)
+    less = shards_a_rank(made, most_exact=1000, most_sampled=100)
+    assert less is not None
+    assert (less.num_ranks, less.num_steps, less.is_exact) == (1, 25, False)
+    assert shards_a_rank(made, most_exact=1, most_sampled=3) is None
+    monkeypatch.setattr("shardloader.cli.plan.shards_a_rank", lambda _: less)
+    ended = run("plan", "--counts", "100x100", "--batch-size", "4", "--world-size", "50")
+    assert "shards were counted on 1 of 50 ranks, in 25 of 50 steps" in ended.out
+
+
+def test_a_huge_topology_is_planned_without_data(run):
+    topology = ("--batch-size", "32", "--world-size", "1024", "--num-workers", "8")
+    words = ("plan", "--counts", "1000000x10000", *topology)
+    told = run(*words, "--steps", "305000:305001", "--rank", "1023", "--json").json
+    assert told["dataset"]["samples"] == 10**10
+    assert told["steps"] == 305_176
+    assert len(told["listing"]) == 32
+    assert {row["name"] for row in told["listing"]} == {None}
+
+
+def test_a_batch_that_fills_the_memory_is_not_looked_into(run):
+    ended = run("plan", "--counts", "10x10", "--batch-size", str(2**31 - 1))
+    assert ended.code == 0
+    assert "shards were not counted" in ended.out
+
+
+def test_json_holds_the_figures_of_the_plan(corpus, run):
+    told = run("plan", "corpus", *TOPOLOGY, "--seed", "5", "--epoch", "2", "--json").json
+    made = plan(corpus, batch_size=4, world_size=3, num_workers=2, seed=5, epoch=2)
+    assert told["state"] == made.checkpoint.to_state()
+    assert (told["steps"], told["pads"], told["omitted"]) == (17, 4, 0)
+    assert told["samples"] == 200
+    assert told["shards_counted"] == {"is_exact": True, "ranks": 3, "steps": 17}
+    assert told["listing"] is None
+
+
+def test_the_policies_are_told_apart(corpus, run):
+    for even, samples, pads, omitted in (
+        ("pad", 200, 4, 0),
+        ("drop", 192, 0, 8),
+        ("join", 200, 0, 0),
+    ):
+        told = run("plan", "corpus", *TOPOLOGY, "--even", even, "--json").json
+        assert (told["samples"], told["pads"], told["omitted"]) == (samples, pads, omitted)
+
+
+def test_options_reach_the_order(corpus, run):
+    words = ("plan", "corpus", *TOPOLOGY, "--json")
+    assert run(*words, "--no-shuffle").json["state"]["window"] is None
+    assert run(*words, "--window", "7").json["state"]["window"] == 7
+    assert run(*words, "--shuffle").json["state"]["window"] == 10_000
+    assert run(*words, "--grid", "5,1,2").json["state"]["grid"] == [5, 1, 2]
+    assert run(*words, "--steps-per-epoch", "99").json["steps"] == 99
+
+
+def test_a_listing_names_the_samples_of_the_steps(corpus, run):
+    rows = run("plan", "corpus", *TOPOLOGY, "--steps", "15:17", "--json").json["listing"]
+    made = plan(corpus, batch_size=4, world_size=3, num_workers=2)
+    assert len(rows) == 2 * 3 * 4
+    keys = [name.removesuffix(".txt") for name, _ in sample_members(200)[::2]]
+    at = iter(rows)
+    for step in (15, 16):
+        for rank in range(3):
+            batch = made.batch(step, rank)
+            for slot in range(4):
+                index = int(batch.index[slot])
+                assert next(at) == {
+                    "step": step,
+                    "rank": rank,
+                    "slot": slot,
+                    "index": index,
+                    "shard": index // 50,
+                    "name": f"shard-{index // 50:03d}.tar",
+                    "sample": index % 50,
+                    "valid": bool(batch.valid[slot]),
+                    "key": keys[index],
+                }
+    text = run("plan", "corpus", *TOPOLOGY, "--steps", "15:17", "--rank", "2").out
+    assert text.count(" valid ") + text.count(" pad ") == 8
+    assert keys[rows[8]["index"]] in text
+
+
+def test_keys_are_left_out_where_the_indexes_are_not_there(corpus, place, run):
+    for path in (place / "corpus").glob("*.index"):
+        path.unlink()
+    ended = run("plan", "corpus", *TOPOLOGY, "--steps", "0:1", "--json")
+    assert {row["key"] for row in ended.json["listing"]} == {None}
+
+
+def test_steps_after_a_state_count_from_the_epochs_start(corpus, place, run):
+    options = {"batch_size": 4, "world_size": 3, "num_workers": 2, "seed": 1, "epoch": 2}
+    state = state_of(corpus, 5 * 12, **options)
+    (place / "ckpt.json").write_text(json.dumps(state))
+    whole = run(
+        "plan", "corpus", *TOPOLOGY, "--seed", "1", "--epoch", "2", "--json", "--steps", "7:9"
+    )
+    rest = run("plan", "corpus", *TOPOLOGY, "--state", "ckpt.json", "--json", "--steps", "7:9")
+    assert rest.json["listing"] == whole.json["listing"]
+    assert (rest.json["first_step"], rest.json["steps"]) == (5, 12)
+    assert run("plan", "corpus", *TOPOLOGY, "--state", "ckpt.json", "--steps", "16:17").code == 0
+    assert "(step 5)" in run("plan", "corpus", *TOPOLOGY, "--state", "ckpt.json").out
+    other = run("plan", "corpus", "--batch-size", "7", "--state", "ckpt.json").out
+    assert "(step 8, rounded down: other steps came before)" in other
+
+
+def test_steps_before_the_state_are_refused_with_what_to_give_instead(corpus, place, run):
+    state = state_of(corpus, 60, batch_size=4, world_size=3, num_workers=2, seed=1, epoch=2)
+    (place / "ckpt.json").write_text(json.dumps(state))
+    ended = run("plan", "corpus", *TOPOLOGY, "--state", "ckpt.json", "--steps", "4:6")
+    assert (ended.code, ended.out) == (2, "")
+    assert "step 4 lies before the state's position, which is step 5" in ended.err
+    assert "--epoch 2 --seed 1 --window 10000 --grid 3,2,4" in ended.err
+
+
+@pytest.mark.parametrize(
+    "steps", ["17:18", "3:3", "5:2", "x:y", "-1:2", "4", "0:99999999999999999"]
+)
+def test_steps_that_are_not_there_are_refused(steps, corpus, run):
+    assert run("plan", "corpus", *TOPOLOGY, f"--steps={steps}").code == 2
+
+
+def test_a_rank_that_is_not_there_and_too_long_a_listing_are_refused(corpus, run):
+    assert run("plan", "corpus", *TOPOLOGY, "--steps", "0:1", "--rank", "3").code == 2
+    words = ("plan", "--counts", "1000000x1000", "--batch-size", "1000", "--steps", "0:999999")
+    ended = run(*words)
+    assert ended.code == 2
+    assert "a listing has at most 5,000,000 lines" in ended.err
+
+
+@pytest.mark.parametrize(
+    "change", [{"dataset": "0" * 32}, {"version": 9}, {"consumed": 999}, {"seed": "x"}]
+)
+def test_a_state_of_something_else_is_refused_in_words(change, corpus, place, run):
+    state = state_of(corpus, 12, batch_size=4, world_size=3) | change
+    (place / "ckpt.json").write_text(json.dumps(state))
+    ended = run("plan", "corpus", *TOPOLOGY, "--state", "ckpt.json")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("shardloader: error: ")
+
+
+def test_a_state_speaks_for_itself(corpus, place, run):
+    (place / "ckpt.json").write_text(json.dumps(state_of(corpus, 12, batch_size=4, world_size=3)))
+    ended = run("plan", "corpus", *TOPOLOGY, "--state", "ckpt.json", "--seed", "0", "--window", "5")
+    assert ended.code == 2
+    assert "--seed, --window" in ended.err
+
+
+def test_a_pattern_and_a_list_are_datasets_too(corpus, place, run):
+    shards = sorted((place / "corpus").glob("*.tar"))
+    listed = run("plan", *shards, *TOPOLOGY, "--json").json
+    pattern = run("plan", f"{place}/corpus/shard-{{000..003}}.tar", *TOPOLOGY, "--json").json
+    folder = run("plan", "corpus", *TOPOLOGY, "--json").json
+    assert listed["state"] == pattern["state"] == folder["state"]
+
+
+def spread(values):
+    unique, times = np.unique(values, return_counts=True)
+    found = Spread.of(zip(unique.tolist(), times.tolist(), strict=True))
+    assert found.median == np.median(values)
+    return found

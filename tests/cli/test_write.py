@@ -1,0 +1,102 @@
+"""`shardloader write`: what is packed, what a dry run foretells, and what is skipped."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardloader.reading.indexing import index_dataset
+from tests.cli.workplace import make_photos
+
+
+def test_a_summary_tells_what_was_written(place, run):
+    make_photos(place / "photos")
+    ended = run("write", "photos", "packed", "--max-samples", "5", "--json")
+    assert ended.code == 0
+    told = ended.json
+    assert [shard["samples"] for shard in told["shards"]] == [5, 5, 2]
+    assert told["samples"] == 12
+    assert told["bytes"] == sum(path.stat().st_size for path in (place / "packed").glob("*.tar"))
+    assert told["skipped"] == [
+        {"path": ".cache/", "reason": "hidden"},
+        {"path": "README", "reason": "no extension"},
+    ]
+    manifest, _ = index_dataset(place / "packed")
+    assert manifest.names == tuple(shard["name"] for shard in told["shards"])
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        [],
+        ["--max-samples", "1"],
+        ["--max-samples", "5"],
+        ["--max-bytes", "1"],
+        ["--max-bytes", "8kB", "--max-samples", "3"],
+        ["--max-bytes", "10240"],
+        ["--include", "*.jpg", "--pattern", "out-%02d.tar"],
+        ["--include", "a/00*"],
+    ],
+)
+def test_a_dry_run_foretells_the_shards_and_writes_nothing(limits, place, run):
+    make_photos(place / "photos")
+    long = place / "photos" / ("d" * 120) / ("e" * 120)
+    long.mkdir(parents=True)
+    (long / "a-name-that-needs-more-headers.jpg").write_bytes(b"x")
+    (long / f"{'n' * 150}.jpg").write_bytes(b"")
+    foretold = run("write", "photos", "packed", "--dry-run", "--json", *limits).json
+    assert not (place / "packed").exists()
+    written = run("write", "photos", "packed", "--json", *limits).json
+    for key in ("samples", "shards", "bytes", "file_bytes", "skipped", "not_included"):
+        assert foretold[key] == written[key], key
+
+
+def test_a_dry_run_of_overwriting_leaves_what_is_there(place, run):
+    make_photos(place / "photos")
+    run("write", "photos", "packed")
+    before = {path: path.read_bytes() for path in (place / "packed").iterdir()}
+    ended = run("write", "photos", "packed", "--overwrite", "--dry-run", "--max-samples", "1")
+    assert ended.code == 0
+    assert "shard-000009.tar" in ended.out
+    assert "and 2 shards more" in ended.out
+    assert {path: path.read_bytes() for path in (place / "packed").iterdir()} == before
+    assert run("write", "photos", "packed", "--overwrite").code == 0
+
+
+def test_skipped_paths_are_listed_by_reason_the_first_few_or_all(place, run):
+    make_photos(place / "photos")
+    for number in range(8):
+        (place / "photos" / f"note{number}").write_text("")
+    few = run("write", "photos", "packed", "--dry-run").out
+    assert "no extension: README, note0, note1, note2, note3 and 4 more" in few
+    everything = run("write", "photos", "packed", "--dry-run", "-v").out
+    assert "note7" in everything
+    assert "not included" not in few
+    fewer = run("write", "photos", "packed", "--dry-run", "--include", "*.jpg").out
+    assert "not included  21 files" in fewer
+
+
+def test_names_that_no_terminal_should_see_are_escaped(place, run):
+    make_photos(place / "photos")
+    (place / "photos" / "\x1b[31mred").write_text("")
+    ended = run("write", "photos", "packed")
+    assert ended.code == 0
+    assert "\x1b" not in ended.out
+    assert "\\x1b[31mred" in ended.out
+
+
+def test_a_file_that_changes_meanwhile_is_exit_code_1(place, run, monkeypatch):
+    make_photos(place / "photos")
+    changed = place / "photos" / "a" / "011.jpg"
+    plan_pack = __import__("shardloader.cli.write", fromlist=["write"]).plan_pack
+
+    def plan_then_change(*words, **options):
+        plan = plan_pack(*words, **options)
+        changed.write_bytes(b"")
+        return plan
+
+    monkeypatch.setattr("shardloader.cli.write.plan_pack", plan_then_change)
+    ended = run("write", "photos", "packed", "--json")
+    assert ended.code == 1
+    assert ended.json["error"]["kind"] == "WorldError"
+    assert "011.jpg" in ended.err
+    assert not (place / "packed" / "manifest.json").exists()

@@ -1,0 +1,196 @@
+"""Fields are slices of a map; a pool keeps few shards open."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from shardloader.errors import IndexFileError, ManifestError, UsageError
+from shardloader.format.index import SampleIndex
+from shardloader.format.tar_header import END_OF_ARCHIVE, member_header
+from shardloader.reading.catalog import Catalog, open_catalog
+from shardloader.reading.shard import Shard, ShardPool
+from tests.shards import tar_bytes, write_shard
+
+
+@pytest.fixture
+def catalog(tmp_path) -> Catalog:
+    for number in range(6):
+        write_shard(tmp_path / f"{number}.tar", 3 + number, first=100 * number)
+    return open_catalog(tmp_path)
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_sample_gives_its_fields_in_the_shards_order(catalog):
+    with Shard.open(catalog.shard_path(1), catalog.index_path(1)) as shard:
+        assert shard.num_samples == 4
+        assert shard.key(2) == "000102"
+        fields = shard.fields(2)
+        assert {field: bytes(data) for field, data in fields.items()} == {
+            "txt": b"text 102 ...........",
+            "cls": b"2",
+        }
+        assert list(fields) == ["txt", "cls"]
+        assert all(data.readonly for data in fields.values())
+        assert shard.offset(2, "cls") == 512 * (4 * 2 + 3)
+
+
+def test_only_wanted_fields_are_given(catalog):
+    with Shard.open(catalog.shard_path(0), catalog.index_path(0)) as shard:
+        assert list(shard.fields(0, frozenset({"cls", "jpg"}))) == ["cls"]
+        with pytest.raises(KeyError):
+            shard.offset(0, "jpg")
+
+
+@pytest.mark.parametrize("sample", [-1, 3])
+def test_a_sample_outside_the_shard_is_an_index_error(catalog, sample):
+    with Shard.open(catalog.shard_path(0), catalog.index_path(0)) as shard:
+        with pytest.raises(IndexError):
+            shard.fields(sample)
+        with pytest.raises(IndexError):
+            shard.key(sample)
+
+
+def test_a_closed_shard_says_so_and_its_fields_stay_good(catalog):
+    shard = Shard.open(catalog.shard_path(0), catalog.index_path(0))
+    field = shard.fields(0)["txt"]
+    shard.close()
+    shard.close()
+    assert bytes(field[:6]) == b"text 0"
+    with pytest.raises(UsageError, match="closed"):
+        shard.fields(0)
+
+
+def test_a_shard_of_another_size_than_its_index_says_is_refused():
+    data = tar_bytes([("a.txt", b"1")])
+    index, _ = SampleIndex.build(data, shard="s")
+    with pytest.raises(ManifestError, match=r"s\.tar.*shardloader index"):
+        Shard(memoryview(data[:-512]), index, name="s.tar")
+
+
+def test_a_pool_keeps_the_shards_used_last(catalog):
+    with ShardPool(catalog, max_open=2) as pool:
+        first = pool[0]
+        assert pool[1] is pool[1]
+        assert pool[0] is first
+        pool[2]
+        assert pool.num_open == 2
+        assert pool[0] is first
+        assert pool[1] is not None
+        assert pool.num_open == 2
+
+
+def test_fields_held_over_an_eviction_stay_good_and_then_free_their_map(catalog):
+    gc.collect()
+    before = num_descriptors()
+    pool = ShardPool(catalog, max_open=1)
+    held = [pool[number].fields(0)["txt"] for number in range(6)]
+    assert [bytes(field[:8]) for field in held] == [
+        b"text 0 ." if number == 0 else f"text {number}00".encode() for number in range(6)
+    ]
+    pool.close()
+    del held
+    gc.collect()
+    assert num_descriptors() == before
+
+
+def test_reading_shard_after_shard_holds_few_descriptors(catalog):
+    gc.collect()
+    before = num_descriptors()
+    with ShardPool(catalog, max_open=2) as pool:
+        for number in range(6):
+            pool[number].fields(0)
+            assert num_descriptors() <= before + 6
+    assert num_descriptors() == before
+
+
+def test_a_pickled_pool_opens_its_own_files(catalog):
+    with ShardPool(catalog, max_open=3) as pool:
+        pool[4].fields(0)
+        copied = pickle.loads(pickle.dumps(pool))
+    assert (copied.num_open, copied.max_open) == (0, 3)
+    assert copied[4].key(0) == "000400"
+
+
+def test_threads_share_a_pool(catalog):
+    with ShardPool(catalog, max_open=2) as pool, ThreadPoolExecutor(8) as threads:
+        keys = list(threads.map(lambda n: pool[n % 6].key(0), range(300)))
+    assert keys == [f"{n % 6 * 100:06d}" for n in range(300)]
+
+
+@pytest.mark.parametrize("shard", [-1, 6])
+def test_a_shard_outside_the_dataset_is_an_index_error(catalog, shard):
+    with ShardPool(catalog) as pool, pytest.raises(IndexError):
+        pool[shard]
+
+
+def test_a_pool_of_nothing_is_refused(catalog):
+    with pytest.raises(UsageError, match="at least 1"):
+        ShardPool(catalog, max_open=0)
+
+
+def test_an_index_that_is_not_the_manifests_is_refused(catalog, tmp_path):
+    other = SampleIndex.build(tar_bytes([("z.txt", b"1")]), shard="s")[0]
+    (tmp_path / "2.tar.index").write_bytes(other.to_bytes())
+    with ShardPool(catalog) as pool, pytest.raises(ManifestError):
+        pool[2]
+    (tmp_path / "2.tar.index").write_bytes(b"nonsense")
+    with ShardPool(catalog) as pool, pytest.raises(IndexFileError):
+        pool[2]
+
+
+def test_an_index_with_another_digest_is_refused(catalog, tmp_path):
+    same_size = SampleIndex.of_samples([], shard_bytes=(tmp_path / "2.tar").stat().st_size)
+    (tmp_path / "2.tar.index").write_bytes(same_size.to_bytes())
+    with ShardPool(catalog) as pool, pytest.raises(ManifestError, match="digest"):
+        pool[2]
+
+
+def test_a_lost_index_is_made_again(catalog, tmp_path):
+    lost = (tmp_path / "2.tar.index").read_bytes()
+    (tmp_path / "2.tar.index").unlink()
+    with ShardPool(catalog) as pool:
+        assert pool[2].key(0) == "000200"
+    assert (tmp_path / "2.tar.index").read_bytes() == lost
+
+
+def test_a_lost_index_is_kept_in_memory_where_it_cannot_be_written(catalog, tmp_path):
+    (tmp_path / "2.tar.index").unlink()
+    source = catalog.source
+    (tmp_path / "file").touch()
+    nowhere = type(source)(
+        root=source.root, index_root=str(tmp_path / "file"), names=None, location="x"
+    )
+    with ShardPool(Catalog(manifest=catalog.manifest, source=nowhere)) as pool:
+        assert pool[2].key(0) == "000200"
+
+
+def test_a_lost_index_of_a_changed_shard_is_refused(catalog, tmp_path):
+    (tmp_path / "2.tar.index").unlink()
+    shard = tmp_path / "2.tar"
+    shard.write_bytes(shard.read_bytes().replace(b"000200.txt", b"000200.TXT"[::-1]))
+    with ShardPool(catalog) as pool, pytest.raises(Exception, match=r"2\.tar"):
+        pool[2]
+    write_shard(shard, 5, first=300)
+    with ShardPool(catalog) as pool, pytest.raises(ManifestError, match="was changed"):
+        pool[2]
+
+
+def test_a_shard_of_more_than_4_gib_is_read_behind_its_first_4_gib(tmp_path):
+    big = 2**32 + 512
+    with (tmp_path / "big.tar").open("wb") as file:
+        file.write(member_header("a.bin", big))
+        file.seek(512 + big)  # a hole: it takes no room on disk
+        file.write(member_header("b.txt", 4) + b"here" + bytes(508) + END_OF_ARCHIVE)
+    catalog = open_catalog(tmp_path)
+    with ShardPool(catalog) as pool:
+        assert pool[0].offset(1, "txt") == big + 1024
+        assert bytes(pool[0].fields(1)["txt"]) == b"here"
+        assert len(pool[0].fields(0)["bin"]) == big
