@@ -78,9 +78,18 @@ class Progress:
         """Go on from a checkpoint; raises CheckpointError if it is of another order."""
         loaded.check_matches(self.checkpoint())
         loaded.check_fits(self._source.recipe.order(loaded.grid))
-        self._say_what_changes(loaded)
         self._grid = loaded.grid
+        self._say_what_changes(loaded)
         self._move(self.position.load(epoch=loaded.epoch, consumed=loaded.consumed))
+        if loaded.consumed and self.schedule().dealing.num_steps == 0:
+            left = self._length() - loaded.consumed
+            log.warning(
+                "epoch %d is over: %d samples are left, no whole step in this topology, and "
+                'even="drop" leaves them out',
+                loaded.epoch,
+                left,
+            )
+            self._move(self.position.load(epoch=loaded.epoch + 1, consumed=0))
         if self.sample_log is not None:
             self.sample_log.rolled_back()
 
@@ -158,8 +167,15 @@ class Progress:
                 loaded.grid.step,
                 step,
             )
-        if given is not None and given != loaded.grid and loaded.consumed:
-            log.info("grid= holds from the next epoch on: this one goes on with %s", loaded.grid)
+        if given not in {None, self._grid_at(loaded.consumed)}:
+            endless = self._source.steps_per_epoch is not None
+            log.info(
+                "grid= holds %s: this one goes on with %s",
+                "for a new run, since an endless order keeps its own"
+                if endless
+                else "from the next epoch on",
+                loaded.grid,
+            )
 
     def _about(self) -> dict[str, Any]:
         return {

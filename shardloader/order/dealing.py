@@ -1,10 +1,10 @@
 """Who reads which positions at which step?
 
-Step s takes the next `G = world_size * batch_size` positions that are left, sorted by (q, j, i):
-lane-rank, canonical batch, place in the batch. Rank r takes slots r*b to (r+1)*b - 1 of them, so
-that each rank stays with as few lanes as can be. The sort is never carried out: within the
-positions a..b-1, a prefix of lane-ranks holds a number of positions that has a closed form, so a
-slot's position is found by bisection, whatever the number of ranks.
+Step s takes the next `G = world_size * batch_size` positions that are left, sorted by lane-rank
+q and, within it, as they come. Rank r takes slots r*b to (r+1)*b - 1 of them, so that each rank
+stays with as few lanes as can be. The sort is never carried out: within the positions a..b-1, a
+prefix of lane-ranks holds a number of positions that has a closed form, so a slot's position is
+found by bisection, whatever the number of ranks.
 
 The last step deals what is left evenly, and `even` says what fills it up.
 """
@@ -18,6 +18,7 @@ import numpy as np
 
 from shardloader.errors import UsageError
 from shardloader.order.integers import checked
+from shardloader.order.turns import Counts, turns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -130,6 +131,12 @@ class Dealing:
     def slots(self, steps: NDArray[np.int64], rank: int) -> Slots:
         """What `rank` takes at `steps` (int64 [n], each below num_steps)."""
         steps = np.asarray(steps, dtype=np.int64)
+        rank = checked("rank", rank, least=0, below=self.world_size)
+        if steps.size and not 0 <= steps.min() <= steps.max() < self.num_steps:
+            raise UsageError(
+                f"steps lie in 0 .. {self.num_steps - 1}, and these reach from {steps.min()} to "
+                f"{steps.max()}"
+            )
         start = self.consumed + steps * self.step_size
         stop = np.minimum(start + self.step_size, self.length)
         place = np.arange(self.batch_size, dtype=np.int64)
@@ -172,54 +179,48 @@ class Dealing:
     def _sorted_place(
         self, start: NDArray[np.int64], stop: NDArray[np.int64], slot: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Element `slot` of the positions start..stop-1 of one pass, sorted by (q, j, i)."""
-        grid, tail_start = self.lanes.grid, self.lanes.tail_start
+        """Element `slot` of the positions start..stop-1 of one pass, sorted by lane-rank."""
+        ranks, tail_start = self.lanes.grid.ranks, self.lanes.tail_start
         body_start = np.minimum(start, tail_start)
         body_stop = np.minimum(stop, tail_start)
         in_body = body_stop - body_start
-        rank = self._lane_rank(body_start, body_stop, slot)
-        before = _below(body_start, rank * grid.batch, grid.step)
-        through = _below(body_start, (rank + 1) * grid.batch, grid.step)
-        nth = through - before + slot - (_below(body_stop, rank * grid.batch, grid.step) - before)
-        turn, place = np.divmod(nth, grid.batch)
-        body = turn * grid.step + rank * grid.batch + place
+        from_start, to_stop = Counts(body_start, ranks), Counts(body_stop, ranks)
+        rank = self._lane_rank(from_start, to_stop, slot, constant=start.shape != slot.shape)
+        before = to_stop.below(rank) - from_start.below(rank)
+        turn = turns(ranks).turn[rank]
+        first = (body_start + ranks - 1 - turn) // ranks  # the lane-rank's first element in it
+        body = (first + slot - before) * ranks + turn
         tail = np.maximum(start, tail_start) + slot - in_body
         return np.where(slot < in_body, body, tail)
 
     def _lane_rank(
-        self, start: NDArray[np.int64], stop: NDArray[np.int64], slot: NDArray[np.int64]
+        self,
+        from_start: Counts,
+        to_stop: Counts,
+        slot: NDArray[np.int64],
+        *,
+        constant: bool,
     ) -> NDArray[np.int64]:
-        """The lane-rank of each slot: the last q before which at most `slot` positions lie."""
-        grid = self.lanes.grid
+        """The lane-rank of each slot: the last q before which at most `slot` positions lie.
+
+        constant: whether all slots of a step have the same start and stop.
+        """
         low = np.zeros(slot.shape, dtype=np.int64)
-        high = np.full(slot.shape, grid.ranks - 1, dtype=np.int64)
-        if start.shape[1] < slot.shape[1]:
+        high = np.full(slot.shape, self.lanes.grid.ranks - 1, dtype=np.int64)
+
+        def bisected(
+            slot: NDArray[np.int64], low: NDArray[np.int64], high: NDArray[np.int64]
+        ) -> NDArray[np.int64]:
+            for _ in range(int((high - low).max(initial=0)).bit_length()):
+                middle = (low + high + 1) // 2
+                passed = to_stop.below(middle) - from_start.below(middle) <= slot
+                low = np.where(passed, middle, low)
+                high = np.where(passed, high, middle - 1)
+            return low
+
+        if constant:
             # The slots of a step are neighbours: bisect for the outermost two, then between them.
             ends = np.stack([slot.min(axis=1), slot.max(axis=1)], axis=1)
-            ends = self._bisected(start, stop, ends, low[:, :2], high[:, :2])
+            ends = bisected(ends, low[:, :2], high[:, :2])
             low, high = ends[:, :1], ends[:, 1:]
-        return self._bisected(start, stop, slot, low, high)
-
-    def _bisected(
-        self,
-        start: NDArray[np.int64],
-        stop: NDArray[np.int64],
-        slot: NDArray[np.int64],
-        low: NDArray[np.int64],
-        high: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """The lane-rank of each slot, known to lie in low..high."""
-        grid = self.lanes.grid
-        for _ in range(int((high - low).max(initial=0)).bit_length()):
-            middle = (low + high + 1) // 2
-            edge = middle * grid.batch
-            passed = _below(stop, edge, grid.step) - _below(start, edge, grid.step) <= slot
-            low = np.where(passed, middle, low)
-            high = np.where(passed, high, middle - 1)
-        return low
-
-
-def _below(positions: NDArray[np.int64], edge: NDArray[np.int64], step: int) -> NDArray[np.int64]:
-    """How many p < positions have p % step < edge."""
-    whole, rest = np.divmod(positions, step)
-    return whole * edge + np.minimum(rest, edge)
+        return bisected(slot, low, high)

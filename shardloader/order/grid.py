@@ -4,6 +4,10 @@ The grid is three constants, `ranks Q`, `workers M`, `batch B`. There are `C = N
 canonical batches; lane (q, m) is the stretch of the line that worker m of rank q reads when the
 topology is the grid itself, and the lanes lie on the line in the order q*M + m. What is left,
 fewer samples than one step, is the tail. Everything here is arithmetic on int64 arrays.
+
+Positions take one sample of each lane-rank in turn (`turns` says in which): position p < C*Q*B is
+element e = p // Q of the lane-rank whose turn is p % Q, that is place e % B of canonical batch
+j = e // B, which worker j % M makes.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import numpy as np
 
 from shardloader.errors import UsageError
 from shardloader.order.integers import checked
+from shardloader.order.turns import turns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,8 +102,9 @@ class Lanes:
         """Where each position lies before its lane is shuffled."""
         grid, tail_start = self.grid, self.tail_start
         even, extra = divmod(self.num_batches, grid.workers)
-        batch, in_step = np.divmod(positions, grid.step)
-        rank, in_batch = np.divmod(in_step, grid.batch)
+        element, turn_in_round = np.divmod(positions, grid.ranks)
+        rank = turns(grid.ranks).rank[turn_in_round]
+        batch, in_batch = np.divmod(element, grid.batch)
         turn, worker = np.divmod(batch, grid.workers)
         before = rank * self.num_batches + worker * even + np.minimum(worker, extra)
         start = before * grid.batch
@@ -114,6 +120,7 @@ class Lanes:
     def lane_numbers(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The lane q*M + m of each position; Q*M for the tail. int64, the positions' shape."""
         grid = self.grid
-        batch, in_step = np.divmod(positions, grid.step)
-        lane = in_step // grid.batch * grid.workers + batch % grid.workers
+        element, turn_in_round = np.divmod(positions, grid.ranks)
+        rank = turns(grid.ranks).rank[turn_in_round]
+        lane = rank * grid.workers + element // grid.batch % grid.workers
         return np.where(positions >= self.tail_start, grid.ranks * grid.workers, lane)

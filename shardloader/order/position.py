@@ -37,7 +37,7 @@ class Position:
         """Obey set_epoch; `length` is the positions of an epoch."""
         epoch = checked("set_epoch(epoch)", epoch, least=0, below=2**62)
         if self.running:
-            return replace(self, pending=epoch), None
+            return replace(self, pending=None if epoch == self.epoch else epoch), None
         if epoch == self.epoch:
             return replace(self, empty=False), None
         if self.loaded and self.consumed == 0 and epoch == self.epoch - 1:
@@ -72,7 +72,10 @@ class Position:
         return Position(epoch=self.epoch + 1 if self.pending is None else self.pending)
 
     def skip(self, consumed: int, *, is_last: bool) -> Position:
-        """Training moves on to `consumed` without reading what lies between."""
-        if is_last:
-            return Position(epoch=self.epoch + 1)
+        """Training moves on to `consumed` without reading what lies between.
+
+        The next batch comes from a new iterator, so an epoch that set_epoch asked for begins.
+        """
+        if is_last or self.pending not in {None, self.epoch}:
+            return self.receive(consumed, is_last=True)
         return Position(epoch=self.epoch, consumed=consumed)

@@ -116,8 +116,13 @@ def _block_pass(
     """One pass of block permutations; `to` is the key and the stream of its words."""
     base = at - (at - lo + shift) % width
     begin = np.maximum(base, lo)
-    # A block is known by its first place in the lane: no two blocks of a pass share one.
-    _, sample, block = np.unique(begin, return_index=True, return_inverse=True)
+    # A block is known by its first place in the lane: no two blocks of a pass share one. (A sort
+    # and a search among few blocks cost a third of np.unique's inverse.)
+    ordered = np.sort(begin)
+    distinct = ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))]
+    block = np.searchsorted(distinct, begin)
+    sample = np.empty(len(distinct), dtype=np.int64)
+    sample[block] = np.arange(len(begin))  # any sample of each block
     base_of = base[sample]
     blocks = _Blocks(base_of, begin[sample] - base_of, np.minimum(hi[sample] - base_of, width))
     taken = np.empty_like(at)
