@@ -17,7 +17,8 @@ EPILOG = """\
 LOGS is the folder that was given to loader.log_samples(folder): one file a rank and launch. What
 an attempt read at or after the place where a later attempt starts was rolled back with the model;
 it is superseded, and counts no more. Exit code 1 if a sample is missing, was repeated as valid or
-is unknown, or if two epochs were read in the same order.
+is unknown, or if two epochs were read in the same order. What even="drop" leaves out is no fault.
+With steps_per_epoch it counts passes over the data, the last of which need not be whole.
 
 example:
   shardloader audit logs/
@@ -45,19 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the last epoch is still running: what is missing in it is yet to come",
     )
-    parser.add_argument(
-        "--may-omit",
-        type=int,
-        default=0,
-        metavar="N",
-        help='samples that each epoch may leave out, as even="drop" does (default: 0)',
-    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Audit, and return 1 if there is a fault."""
     history = audit_logs(options.logs)
-    faults = find_faults(history, unfinished=options.unfinished, may_omit=options.may_omit)
+    faults = find_faults(history, unfinished=options.unfinished)
     if options.json:
         report.print_json(_document(history, faults))
     else:
@@ -65,12 +59,12 @@ def run(options: argparse.Namespace) -> int:
     return 1 if faults else 0
 
 
-def find_faults(history: History, *, unfinished: bool = False, may_omit: int = 0) -> list[Fault]:
+def find_faults(history: History, *, unfinished: bool = False) -> list[Fault]:
     """Give what is wrong with a history, epoch by epoch."""
     faults: list[Fault] = []
     for each in history.epochs:
         is_running = unfinished and each is history.epochs[-1]
-        faults += _of_epoch(each, allowed=history.num_samples if is_running else may_omit)
+        faults += _of_epoch(each, allowed=history.num_samples if is_running else each.may_lack)
     faults += [
         Fault(
             kind="same_order",
@@ -114,12 +108,14 @@ def _document(history: History, faults: list[Fault]) -> dict[str, Any]:
         "attempts": history.attempts,
         "superseded_batches": history.superseded,
         "dataset_samples": history.num_samples,
+        "counts_passes": history.counts_passes,
         "epochs": [
             {
                 "epoch": each.epoch,
                 "steps": each.steps,
                 "samples": each.tally.samples,
                 "distinct": each.tally.distinct,
+                "may_lack": each.may_lack,
                 "pads": each.tally.pads,
                 **{
                     name: {
@@ -163,7 +159,7 @@ def _print(options: argparse.Namespace, history: History, faults: list[Fault]) -
         ]
         for each in history.epochs
     ]
-    report.print_table(["epoch", "steps", *columns], rows)
+    report.print_table(["pass" if history.counts_passes else "epoch", "steps", *columns], rows)
     report.print_line("")
     for fault in faults:
         report.print_line(f"FAULT  {fault.message}")
@@ -185,6 +181,8 @@ def _verdict(options: argparse.Namespace, history: History) -> str:
     if options.unfinished and to_come:
         epoch = history.epochs[-1].epoch
         return f"exact so far: every sample once, {to_come:,} of epoch {epoch} yet to come"
-    if options.may_omit and any(each.tally.missing.size for each in history.epochs):
-        return f"exact: no sample twice, at most {options.may_omit:,} an epoch left out"
+    lacking = [each for each in history.epochs if each.tally.missing.size]
+    if lacking:
+        most = max(each.may_lack for each in lacking)
+        return f"exact: no sample twice, and no more than {most:,} left out, as was asked for"
     return "exact: every sample once in every epoch"

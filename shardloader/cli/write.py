@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardloader.cli import report
 from shardloader.cli.sources import at_least_one
 from shardloader.errors import UsageError
-from shardloader.format.tar_header import END_OF_ARCHIVE, member_header, padding
 from shardloader.reading.sizes import parse_bytes
 from shardloader.writing.destination import judge
-from shardloader.writing.pack import _check_apart, plan_pack, run_pack, scan_folder
+from shardloader.writing.layout import Limits, PlannedShard, lay_out
+from shardloader.writing.pack import plan_folder, run_pack
 from shardloader.writing.pattern import parse_pattern
 from shardloader.writing.writer import ShardWriter
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from shardloader.format.manifest import Manifest
-    from shardloader.writing.pack import Entry, PackPlan, PlannedSample
+    from shardloader.writing.pack import Entry, PackPlan
 
 EPILOG = """\
 Files whose paths are equal up to the first dot of their names make one sample: 001.jpg, 001.cls
@@ -33,15 +32,6 @@ example:
   shardloader write photos/ corpus/ --dry-run
   shardloader write photos/ corpus/ --max-bytes 500MB --include '*.jpg' --include '*.cls'
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardLine:
-    """A shard, written or planned."""
-
-    name: str
-    num_samples: int
-    num_bytes: int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,18 +82,11 @@ def run(options: argparse.Namespace) -> int:
         max_bytes=options.max_bytes,
         overwrite=options.overwrite,
     )
-    _check_apart(source, writer.folder)
-    plan = _planned(source, options.include or ["*"])
+    plan = plan_folder(source, writer.folder, include=options.include or ["*"], watch=_counted)
     if options.dry_run:
         _check_free(options, writer.folder)
-        shards = list(
-            lay_out(
-                plan.samples,
-                pattern=options.pattern,
-                max_samples=options.max_samples,
-                max_bytes=parse_bytes(options.max_bytes),
-            )
-        )
+        limits = Limits(max_samples=options.max_samples, max_bytes=parse_bytes(options.max_bytes))
+        shards = list(lay_out(plan.samples, parse_pattern(options.pattern), limits))
     else:
         shards = _lines(_written(plan, source, writer))
     document = _document(options, plan, shards, time.perf_counter() - started)
@@ -112,41 +95,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         _print(options, document)
     return 0
-
-
-def lay_out(
-    samples: Iterable[PlannedSample], *, pattern: str, max_samples: int, max_bytes: int
-) -> Iterator[ShardLine]:
-    """Yield the shards that a writer would make of the samples, without reading a file."""
-    names = parse_pattern(pattern)
-    empty = len(END_OF_ARCHIVE)
-    shard, count, total = 0, 0, empty
-    for sample in samples:
-        added = _tarred_bytes(sample)
-        if count and (count >= max_samples or total + added > max_bytes):
-            yield ShardLine(name=names.name(shard), num_samples=count, num_bytes=total)
-            shard, count, total = shard + 1, 0, empty
-        count, total = count + 1, total + added
-    if count:
-        yield ShardLine(name=names.name(shard), num_samples=count, num_bytes=total)
-
-
-def _tarred_bytes(sample: PlannedSample) -> int:
-    return sum(
-        len(member_header(f"{sample.key}.{file.field}", file.size)) + file.size + padding(file.size)
-        for file in sample.files
-    )
-
-
-def _planned(source: Path, include: Sequence[str]) -> PackPlan:
-    plan = plan_pack(_counted(scan_folder(source)), include=include)
-    if not plan.samples:
-        raise UsageError(
-            f"nothing to pack: no file below {str(source)!r} makes a sample "
-            f"({report.plural(len(plan.skipped), 'path')} skipped, "
-            f"{report.plural(plan.num_not_included, 'file')} not included)"
-        )
-    return plan
 
 
 def _counted(entries: Iterable[Entry]) -> Iterator[Entry]:
@@ -178,13 +126,13 @@ def _written(plan: PackPlan, source: Path, writer: ShardWriter) -> Manifest:
         return run_pack(plan, source, writer, progress=packed)
 
 
-def _lines(manifest: Manifest) -> list[ShardLine]:
+def _lines(manifest: Manifest) -> list[PlannedShard]:
     columns = zip(manifest.names, manifest.counts.tolist(), manifest.sizes.tolist(), strict=True)
-    return [ShardLine(name=name, num_samples=n, num_bytes=size) for name, n, size in columns]
+    return [PlannedShard(name=name, num_samples=n, num_bytes=size) for name, n, size in columns]
 
 
 def _document(
-    options: argparse.Namespace, plan: PackPlan, shards: list[ShardLine], seconds: float
+    options: argparse.Namespace, plan: PackPlan, shards: list[PlannedShard], seconds: float
 ) -> dict[str, Any]:
     return {
         "source": options.source,

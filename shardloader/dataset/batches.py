@@ -29,14 +29,15 @@ if TYPE_CHECKING:
 class Row:
     """One rank's part of one step.
 
-    step: counted from where the schedule starts; shard, sample, index: int64 [size]; valid: bool
-    [size]; global_valid: valid samples over all ranks.
+    step: counted from where the schedule starts; shard, sample, index, passes: int64 [size], as in
+    StepSamples; valid: bool [size]; global_valid: valid samples over all ranks.
     """
 
     step: int
     shard: NDArray[np.int64]
     sample: NDArray[np.int64]
     index: NDArray[np.int64]
+    passes: NDArray[np.int64]
     valid: NDArray[np.bool_]
     global_valid: int
 
@@ -58,6 +59,7 @@ def rows(
                 shard=read.shard[i, :size],
                 sample=read.sample[i, :size],
                 index=read.index[i, :size],
+                passes=read.passes[i, :size],
                 valid=read.valid[i, :size],
                 global_valid=int(read.global_valid[i]),
             )

@@ -4,11 +4,13 @@ A line is one JSON object and one unbuffered write, so that a killed rank leaves
 first kind of line says where an attempt starts, the others what each step held:
 
     {"attempt": [1732900000000000000, 0], "rank": 0, "world_size": 2, "batch_size": 32,
-     "dataset": "...", "num_samples": 1000, "shuffled": true, "epoch": 0, "consumed": 0}
+     "dataset": "...", "num_samples": 1000, "shuffled": true, "even": "pad",
+     "steps_per_epoch": null, "epoch": 0, "consumed": 0, "pass": 0, "position": 0}
     {"epoch": 0, "consumed": 0, "index": [17, 4, ...], "valid": 32}
 
 consumed: positions consumed before the step; index: samples of the slots, the first `valid` of
-which are valid. An attempt is the launch and the number of states loaded in it: what an earlier
+which are valid. With steps_per_epoch a step also has "pass", for each slot the pass over the data
+that it belongs to. An attempt is the launch and the number of states loaded in it: what an earlier
 attempt read at or after the start of a later one is superseded, since training was rolled back.
 """
 
@@ -82,6 +84,8 @@ class SampleLog:
             "index": row.index.tolist(),
             "valid": int(np.count_nonzero(row.valid)),
         }
+        if (row.passes != epoch).any():
+            line["pass"] = row.passes.tolist()
         self._append(line)
 
     def _append(self, line: dict[str, Any]) -> None:

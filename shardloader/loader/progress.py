@@ -121,7 +121,7 @@ class Progress:
         schedule = self.schedule()
         self._grid = schedule.order.grid
         if self.sample_log is not None:
-            self.sample_log.start(self._about())
+            self.sample_log.start(self._about(schedule))
         return schedule
 
     def rows_to_log(self, schedule: Schedule) -> Iterator[Row] | None:
@@ -177,7 +177,9 @@ class Progress:
                 loaded.grid,
             )
 
-    def _about(self) -> dict[str, Any]:
+    def _about(self, schedule: Schedule) -> dict[str, Any]:
+        virtual = schedule.dealing.first + schedule.dealing.consumed
+        number, position = divmod(virtual, max(1, self._source.num_samples))
         return {
             "rank": self.topology.rank,
             "world_size": self.topology.world_size,
@@ -187,4 +189,8 @@ class Progress:
             "shuffled": self._source.shuffle is not None,
             "epoch": self.position.epoch,
             "consumed": self.position.consumed,
+            "even": self._source.even,
+            "steps_per_epoch": self._source.steps_per_epoch,
+            "pass": number,
+            "position": position,
         }

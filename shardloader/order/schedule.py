@@ -27,13 +27,15 @@ POSITIONS_AT_MOST = 1 << 20
 class StepSamples:
     """What one rank reads at some steps: arrays [steps, batch_size] and [steps].
 
-    shard, sample, index: int64, as in `Samples`; valid: bool; size: slots that the batch really
-    has (less than batch_size only under "join"); global_valid: valid samples over all ranks.
+    shard, sample, index: int64, as in `Samples`; passes: the pass over the data of each slot,
+    int64; valid: bool; size: slots that the batch really has (less than batch_size only under
+    "join"); global_valid: valid samples over all ranks.
     """
 
     shard: NDArray[np.int64]
     sample: NDArray[np.int64]
     index: NDArray[np.int64]
+    passes: NDArray[np.int64]
     valid: NDArray[np.bool_]
     size: NDArray[np.int64]
     global_valid: NDArray[np.int64]
@@ -109,6 +111,7 @@ class RankReader:
             shard=samples.shard,
             sample=samples.sample,
             index=samples.index,
+            passes=slots.number,
             valid=slots.valid,
             size=slots.size,
             global_valid=dealing.global_valid(np.asarray(steps)),

@@ -18,12 +18,15 @@ from shardloader.errors import DataError, UsageError
 from shardloader.order.audit import Tally, tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from os import PathLike
 
     from numpy.typing import NDArray
 
 SAMPLES_TO_COMPARE = 16  # two shuffles of so many agree once in 2e13
+MAX_GAP = 1000  # epochs without a record, before logs are taken for those of different runs
+
+MAX_SAMPLES = 1 << 33  # a count for each sample must fit in memory
 
 Attempt = tuple[int, int]
 Place = tuple[int, int]
@@ -31,40 +34,61 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """One rank's start of an attempt: which, on how many ranks, from which (epoch, consumed)."""
+    """One rank's start of an attempt.
+
+    place: (epoch, consumed); first_pass, first_position: the same as a pass over the data and a
+    position in it, which differ from place with `steps_per_epoch`.
+    """
 
     attempt: Attempt
     rank: int
-    world_size: int
+    step_size: int
     dataset: str
     num_samples: int
     shuffled: bool
+    even: str
+    endless: bool
     place: Place
+    first_pass: int
+    first_position: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Received:
-    """One batch that one rank received: samples of its slots, the first `valid` of them valid."""
+    """One batch that one rank received: samples of its slots, the first `valid` of them valid.
+
+    passes: the pass over the data that each slot belongs to, int64 of index's shape.
+    """
 
     attempt: Attempt
     rank: int
     place: Place
     index: NDArray[np.int64]
     valid: int
+    passes: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EpochAudit:
-    """What the history read of one epoch.
+    """What the history read in one epoch; with `steps_per_epoch`, in one pass over the data.
 
     tally: counts; steps: steps received; order: the valid samples in the order of training,
-    rank after rank within a step, int64.
+    rank after rank within a step, int64; may_lack: samples that need not be there, because
+    even="drop" leaves them out, logging began behind them, or an endless order has yet to come
+    to them.
     """
 
     epoch: int
     tally: Tally
     steps: int
     order: NDArray[np.int64]
+    may_lack: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Nothing twice, nothing unknown, and nothing missing that should be there."""
+        tally = self.tally
+        return not (tally.repeated.size or tally.unknown.size or tally.missing.size > self.may_lack)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,19 +96,20 @@ class History:
     """The audit of a run.
 
     attempts: launches and loads seen; superseded: batches that were rolled back; epochs: in
-    order. The last epoch may be one that training has not finished.
+    order, without a gap. The last epoch may be one that training has not finished.
     """
 
     attempts: int
     superseded: int
     num_samples: int
+    counts_passes: bool
     epochs: tuple[EpochAudit, ...]
     repeated_orders: tuple[tuple[int, int], ...]
 
     @property
     def is_exact(self) -> bool:
         """Every sample once in every epoch, and no two epochs in the same order."""
-        exact = all(epoch.tally.is_exact for epoch in self.epochs)
+        exact = all(epoch.is_exact for epoch in self.epochs)
         return bool(self.epochs) and exact and not self.repeated_orders
 
 
@@ -137,30 +162,62 @@ def _history(log: _Log) -> History:
         limit = rolled_back[each.attempt]
         if limit is None or each.place < limit:
             final.append(each)
-    epochs = tuple(_epochs(final, num_samples))
+    first = min(log.starts, key=lambda start: start.place)
+    epochs = tuple(_epochs(final, first, {start.attempt: start for start in log.starts}))
     return History(
         attempts=len(attempts),
         superseded=len(log.received) - len(final),
         num_samples=num_samples,
+        counts_passes=first.endless,
         epochs=epochs,
-        repeated_orders=_repeated_orders(epochs) if log.starts[0].shuffled else (),
+        repeated_orders=_repeated_orders(epochs) if first.shuffled else (),
     )
 
 
-def _epochs(received: Iterable[Received], num_samples: int) -> Iterator[EpochAudit]:
-    by_epoch: dict[int, list[Received]] = {}
-    for each in received:
-        by_epoch.setdefault(each.place[0], []).append(each)
-    for epoch, batches in sorted(by_epoch.items()):
-        batches.sort(key=lambda each: (each.place, each.attempt, each.rank))
-        index = np.concatenate([each.index for each in batches])
-        valid = np.concatenate([np.arange(len(each.index)) < each.valid for each in batches])
-        yield EpochAudit(
-            epoch=epoch,
-            tally=tally(index, valid, num_samples),
-            steps=len({each.place for each in batches}),
-            order=index[valid],
+def _epochs(
+    received: list[Received], first: Start, starts: dict[Attempt, Start]
+) -> Iterator[EpochAudit]:
+    """Audit epoch by epoch, or pass by pass, also those in between that nobody read."""
+    received.sort(key=lambda each: (each.place, each.attempt, each.rank))
+    numbers = [int(number) for each in received for number in np.unique(each.passes)]
+    last = max(numbers, default=first.first_pass - 1)
+    if last - first.first_pass > len(numbers) + MAX_GAP:
+        raise DataError(
+            f"the logs begin in epoch {first.first_pass} and reach epoch {last}, with nothing "
+            "between: keep each run's logs in a folder of their own"
         )
+    for number in range(first.first_pass, last + 1):
+        batches = [each for each in received if (each.passes == number).any()]
+        may_lack = first.first_position if number == first.first_pass else 0
+        if first.endless:
+            may_lack = first.num_samples if number == last else may_lack
+        elif batches:
+            may_lack += _dropped(starts[max(each.attempt for each in batches)], number)
+        yield _epoch(number, batches, first.num_samples, may_lack)
+
+
+def _dropped(start: Start, epoch: int) -> int:
+    """Samples that even="drop" left out of an epoch that the attempt of `start` read last."""
+    if start.even != "drop":
+        return 0
+    consumed = start.place[1] if start.place[0] == epoch else 0
+    return (start.num_samples - consumed) % start.step_size
+
+
+def _epoch(number: int, batches: list[Received], num_samples: int, may_lack: int) -> EpochAudit:
+    empty = np.zeros(0, dtype=np.int64)
+    passes = np.concatenate([empty, *(each.passes for each in batches)])
+    index = np.concatenate([empty, *(each.index for each in batches)])[passes == number]
+    valid = np.concatenate(
+        [empty == 0, *(np.arange(len(each.index)) < each.valid for each in batches)]
+    )[passes == number]
+    return EpochAudit(
+        epoch=number,
+        tally=tally(index, valid, num_samples),
+        steps=len({each.place for each in batches}),
+        order=index[valid],
+        may_lack=may_lack,
+    )
 
 
 def _repeated_orders(epochs: tuple[EpochAudit, ...]) -> tuple[tuple[int, int], ...]:
@@ -188,7 +245,7 @@ def _read(path: Path, log: _Log) -> None:
                 log.starts.append(start)
                 continue
             log.received.append(_received(record, start))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise DataError(
                 f"{path}, line {number}: a line is one record of loader.log_samples, and this one "
                 f"is not ({error}): {line[:80]!r}"
@@ -197,24 +254,36 @@ def _read(path: Path, log: _Log) -> None:
 
 def _start(record: dict[str, Any]) -> Start:
     launch, loads = record["attempt"]
-    return Start(
+    start = Start(
         attempt=(int(launch), int(loads)),
         rank=int(record["rank"]),
-        world_size=int(record["world_size"]),
+        step_size=int(record["world_size"]) * int(record["batch_size"]),
         dataset=str(record["dataset"]),
         num_samples=int(record["num_samples"]),
         shuffled=bool(record["shuffled"]),
+        even=str(record["even"]),
+        endless=record["steps_per_epoch"] is not None,
         place=(int(record["epoch"]), int(record["consumed"])),
+        first_pass=int(record["pass"]),
+        first_position=int(record["position"]),
     )
+    if not 0 <= start.num_samples <= MAX_SAMPLES:
+        raise ValueError(f"a dataset of {start.num_samples} samples")
+    if min(*start.place, start.step_size - 1) < 0 or not 0 <= start.first_pass < 2**62:
+        raise ValueError("an epoch before the first")
+    return start
 
 
 def _received(record: dict[str, Any], start: Start | None) -> Received:
     if start is None:
         raise ValueError("a batch before its attempt's start")
+    index = np.asarray(record["index"], dtype=np.int64).reshape(-1)
+    passes = np.asarray(record.get("pass", record["epoch"]), dtype=np.int64)
     return Received(
         attempt=start.attempt,
         rank=start.rank,
         place=(int(record["epoch"]), int(record["consumed"])),
-        index=np.asarray(record["index"], dtype=np.int64).reshape(-1),
+        index=index,
         valid=int(record["valid"]),
+        passes=np.broadcast_to(passes, index.shape),
     )

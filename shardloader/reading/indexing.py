@@ -24,10 +24,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-from shardloader.errors import IndexFileError, ShardError, ShardLoaderError, WorldError
+from shardloader.errors import (
+    IndexFileError,
+    ShardError,
+    ShardLoaderError,
+    UsageError,
+    WorldError,
+)
 from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
-from shardloader.reading.source import Source, find_shards, resolve
+from shardloader.reading.source import UNFINISHED_NAME, Source, find_shards, resolve
 from shardloader.reading.store import file_lock, map_file, publish, read_file, require_writable
 
 if TYPE_CHECKING:
@@ -69,11 +75,23 @@ def index_dataset(
     """
     place = resolve(source, index_dir=index_dir)
     job = _Job(num_workers=num_workers or _available_cpus(), force=force, progress=progress)
-    return _index(place, job)
+    indexed = _index(place, job)
+    if place.names is None:
+        (Path(place.root) / UNFINISHED_NAME).unlink(missing_ok=True)
+    return indexed
 
 
 def index_on_first_use(place: Source, *, progress: bool = True) -> Manifest:
-    """Give the manifest of a dataset that had none, by indexing whatever has no index yet."""
+    """Give the manifest of a dataset that had none, by indexing whatever has no index yet.
+
+    Raises UsageError for a folder that a writer has not finished.
+    """
+    if place.names is None and (Path(place.root) / UNFINISHED_NAME).exists():
+        raise UsageError(
+            f"{place.location}: a writer was broken off here, or still writes: finish it, or write "
+            "anew with overwrite=True; to take the shards that are there as the dataset, run "
+            "`shardloader index`"
+        )
     job = _Job(num_workers=_available_cpus(), force=False, progress=progress)
     manifest, _ = _index(place, job, accept_manifest=True)
     return manifest

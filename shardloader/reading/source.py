@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("shardloader")
 
 MANIFEST_NAME = "manifest.json"
+UNFINISHED_NAME = ".shardloader-unfinished"  # while a writer has not published the manifest
 INDEX_SUFFIX = ".index"
 SHARD_SUFFIX = ".tar"
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardloader.errors import UsageError, WorldError
-from shardloader.reading.source import MANIFEST_NAME
+from shardloader.reading.source import MANIFEST_NAME, UNFINISHED_NAME
 from shardloader.reading.store import publish
 from shardloader.writing.lock import FolderLock
 from shardloader.writing.shard_file import shard_of_index, shard_of_partial
@@ -88,6 +88,15 @@ class Destination:
     def publish_manifest(self, manifest: Manifest) -> None:
         """Write the manifest, whole or not at all; raises WorldError if the disk fails."""
         publish(str(self.folder / MANIFEST_NAME), manifest.to_json_bytes())
+        (self.folder / UNFINISHED_NAME).unlink(missing_ok=True)
+
+    def abandon(self, *, num_finished: int) -> None:
+        """Let other writers in after a failure; what shards there are stay marked as no dataset."""
+        try:
+            if num_finished == 0 and self._lock.is_held:
+                (self.folder / UNFINISHED_NAME).unlink(missing_ok=True)
+        finally:
+            self.release()
 
     def release(self) -> None:
         """Let other writers in; does nothing if the folder is not held."""
@@ -102,6 +111,8 @@ class Destination:
             raise UsageError(f"can't write to {str(self.folder)!r}: {verdict.refusal}")
         for name in verdict.remove:
             (self.folder / name).unlink(missing_ok=True)
+        # Finished shards without a manifest would else be taken for a whole dataset.
+        (self.folder / UNFINISHED_NAME).touch()
 
 
 def _failed(folder: Path, error: OSError) -> WorldError:

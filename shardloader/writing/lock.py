@@ -31,6 +31,11 @@ class FolderLock:
         self._path = folder / LOCK_NAME
         self._handle: int | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this object has the lock."""
+        return self._handle is not None
+
     def acquire(self) -> None:
         """Take the lock; raises UsageError if another writer has it, OSError if the disk fails."""
         while self._handle is None:

@@ -102,14 +102,29 @@ def pack_folder(
     """
     source = Path(source)
     writer = ShardWriter(folder, **writer_options)
-    _check_apart(source, writer.folder)
-    plan = plan_pack(scan_folder(source), include=include)
+    plan = plan_folder(source, writer.folder, include=include)
+    return Packed(plan=plan, manifest=run_pack(plan, source, writer, progress=progress))
+
+
+def plan_folder(
+    source: Path,
+    folder: Path,
+    *,
+    include: Sequence[str] = ("*",),
+    watch: Callable[[Iterable[Entry]], Iterable[Entry]] = iter,
+) -> PackPlan:
+    """Plan to pack `source` into `folder`; `watch` may follow the entries as they are found.
+
+    Raises UsageError for a destination inside the source and where nothing is found to pack.
+    """
+    _check_apart(source, folder)
+    plan = plan_pack(watch(scan_folder(source)), include=include)
     if not plan.samples:
         raise UsageError(
             f"nothing to pack: no file below {str(source)!r} makes a sample "
             f"({len(plan.skipped)} paths skipped, {plan.num_not_included} files not included)"
         )
-    return Packed(plan=plan, manifest=run_pack(plan, source, writer, progress=progress))
+    return plan
 
 
 def scan_folder(source: Path) -> Iterator[Entry]:

@@ -26,6 +26,7 @@ from shardloader.format.manifest import Manifest
 from shardloader.reading.sizes import parse_bytes
 from shardloader.writing.destination import Destination
 from shardloader.writing.encode import encode_sample
+from shardloader.writing.layout import Limits
 from shardloader.writing.pattern import parse_pattern
 from shardloader.writing.shard_file import FinishedShard, ShardFile, tarred
 
@@ -75,8 +76,9 @@ class ShardWriter:
                 "compression=None"
             )
         self._pattern = parse_pattern(pattern)
-        self._max_samples = _at_least_one(max_samples)
-        self._max_bytes = parse_bytes(max_bytes)
+        self._limits = Limits(
+            max_samples=_at_least_one(max_samples), max_bytes=parse_bytes(max_bytes)
+        )
         self._destination = Destination(
             folder=_local_folder(folder), pattern=self._pattern, overwrite=overwrite
         )
@@ -129,7 +131,7 @@ class ShardWriter:
             shard = self._shard_with_room(members.size_bytes)
             shard.add(members)
             self._last_key = members.key
-            if shard.num_samples >= self._max_samples:
+            if shard.num_samples >= self._limits.max_samples:
                 self._finish_shard()
         except BaseException:  # also Ctrl-C: half a write can't be taken back
             self.abort()
@@ -166,7 +168,7 @@ class ShardWriter:
             if shard is not None:
                 shard.discard()
         finally:
-            self._destination.release()
+            self._destination.abandon(num_finished=len(self._finished))
         if was_open:
             _log.warning(
                 "writing to %s was broken off: %d finished shards stay, the open one was removed, "
@@ -222,7 +224,7 @@ class ShardWriter:
     def _shard_with_room(self, size_bytes: int) -> ShardFile:
         shard = self._shard
         if shard is not None:
-            if shard.size_bytes + size_bytes <= self._max_bytes:
+            if self._limits.has_room(shard.num_samples, shard.size_bytes, size_bytes):
                 return shard
             self._finish_shard()
         self._shard = ShardFile(self.folder, self._pattern.name(len(self._finished)))

@@ -87,14 +87,14 @@ def test_names_that_no_terminal_should_see_are_escaped(place, run):
 def test_a_file_that_changes_meanwhile_is_exit_code_1(place, run, monkeypatch):
     make_photos(place / "photos")
     changed = place / "photos" / "a" / "011.jpg"
-    plan_pack = __import__("shardloader.cli.write", fromlist=["write"]).plan_pack
+    plan_folder = __import__("shardloader.cli.write", fromlist=["write"]).plan_folder
 
     def plan_then_change(*words, **options):
-        plan = plan_pack(*words, **options)
+        plan = plan_folder(*words, **options)
         changed.write_bytes(b"")
         return plan
 
-    monkeypatch.setattr("shardloader.cli.write.plan_pack", plan_then_change)
+    monkeypatch.setattr("shardloader.cli.write.plan_folder", plan_then_change)
     ended = run("write", "photos", "packed", "--json")
     assert ended.code == 1
     assert ended.json["error"]["kind"] == "WorldError"

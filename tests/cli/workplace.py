@@ -71,8 +71,12 @@ class Run:
             "dataset": "d" * 32,
             "num_samples": self.samples,
             "shuffled": True,
+            "even": made.dealing.even,
+            "steps_per_epoch": None,
             "epoch": epoch,
             "consumed": start * step_size,
+            "pass": epoch,
+            "position": start * step_size,
         }
         batches = [
             (step, made.batch(step, rank))

@@ -201,5 +201,5 @@ def test_steps_and_ranks_that_the_dealing_does_not_have_are_refused(steps):
     assert dealing.num_steps == 8
     with pytest.raises(UsageError, match=r"steps lie in 0 \.\. 7, and these reach from"):
         dealing.slots(np.array(steps), 0)
-    with pytest.raises(UsageError, match="^rank must be less than 2"):
+    with pytest.raises(UsageError, match=r"^rank must be less than 2"):
         dealing.slots(np.array([0]), 2)

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from shardloader.errors import ShardError, WorldError
+from shardloader.errors import ShardError, UsageError, WorldError
 from shardloader.format.index import SampleIndex
 from shardloader.reading import indexing
+from shardloader.reading.catalog import open_catalog
 from shardloader.reading.indexing import index_dataset
 from shardloader.reading.store import file_lock
+from shardloader.writing.writer import ShardWriter
 from tests.shards import tar_bytes, write_shard
 
 
@@ -148,6 +150,7 @@ def test_a_killed_helper_is_an_error_that_says_so(folder, in_parallel, monkeypat
 OPEN = """
 import sys
 from shardloader.reading import indexing
+from shardloader.reading.catalog import open_catalog
 made = []
 real = indexing._index_one
 indexing._index_one = lambda place, name: (made.append(name), real(place, name))[1]
@@ -186,6 +189,7 @@ def test_processes_that_open_an_unindexed_folder_index_it_once(folder):
 SLOW = """
 import os, sys, time
 from shardloader.reading import indexing
+from shardloader.reading.catalog import open_catalog
 indexing._PARALLEL_BYTES = 0
 def slow(place, name):
     os.close(os.open(f"{place.root}/started-{os.getpid()}", os.O_CREAT))
@@ -247,3 +251,27 @@ def test_each_index_is_that_of_its_shard(folder):
         index, _ = SampleIndex.build((folder / name).read_bytes(), shard=name)
         assert manifest.index_digests[number] == index.digest
         assert (folder / f"{name}.index").read_bytes() == index.to_bytes()
+
+
+def test_what_a_writer_has_not_finished_is_no_dataset_until_it_is_indexed_on_purpose(tmp_path):
+    writer = ShardWriter(tmp_path, max_samples=2)
+    for number in range(5):
+        writer.write({"__key__": str(number), "txt": "x"})
+    with pytest.raises(UsageError, match="a writer was broken off here, or still writes"):
+        open_catalog(tmp_path)
+    writer.abort()
+    with pytest.raises(UsageError, match="run `shardloader index`"):
+        open_catalog(tmp_path)
+    manifest, _ = index_dataset(tmp_path)
+    assert open_catalog(tmp_path).manifest.digest == manifest.digest
+    assert manifest.num_samples == 4
+
+
+def test_a_finished_folder_bears_no_sign_of_its_writer(tmp_path):
+    with ShardWriter(tmp_path, max_samples=2) as writer:
+        writer.write({"__key__": "a", "txt": "x"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "manifest.json",
+        "shard-000000.tar",
+        "shard-000000.tar.index",
+    ]

@@ -21,6 +21,7 @@ from shardloader.errors import SampleError, UsageError, WorldError
 from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
 from shardloader.reading.decode import resolve
+from shardloader.reading.source import UNFINISHED_NAME
 from shardloader.writing import shard_file
 from shardloader.writing.writer import ShardWriter
 
@@ -56,7 +57,7 @@ def write(folder: Path, samples, **options) -> ShardWriter:
 
 
 def listing(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != UNFINISHED_NAME)
 
 
 KEYS = st.one_of(
@@ -468,3 +469,11 @@ def test_memory_does_not_grow_with_what_was_written(tmp_path: Path) -> None:
             tracemalloc.stop()
     assert first < 6_000_000
     assert later < first + 500_000
+
+
+def test_a_writer_that_was_never_opened_leaves_anothers_folder_alone(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path) as writer:
+        writer.write({"__key__": "a", "txt": "x"})
+        ShardWriter(tmp_path).abort()
+        assert (tmp_path / UNFINISHED_NAME).exists()
+    assert not (tmp_path / UNFINISHED_NAME).exists()
