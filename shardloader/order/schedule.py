@@ -6,7 +6,7 @@ audit all use.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,10 +43,15 @@ class StepSamples:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """The rest of one epoch, from `dealing.consumed` on."""
+    """The rest of one epoch, from `dealing.consumed` on.
+
+    It remembers the two passes that were set up last (a pass over a million shards takes a tenth
+    of a second); every answer is a function of the order, the dealing and the question.
+    """
 
     order: Order
     dealing: Dealing
+    _passes: dict[int, PassOrder] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
@@ -74,8 +79,16 @@ class Schedule:
         )
 
     def reader(self, rank: int) -> RankReader:
-        """A reader of `rank`'s samples, which keeps the passes that it has set up."""
+        """A reader of `rank`'s samples."""
         return RankReader(self, rank)
+
+    def one_pass(self, number: int) -> PassOrder:
+        """The order of a pass, from memory if it was used lately."""
+        if number not in self._passes:
+            while len(self._passes) > 1:
+                del self._passes[next(iter(self._passes))]
+            self._passes[number] = self.order.one_pass(number)
+        return self._passes[number]
 
     def steps_at_once(self, num_workers: int) -> int:
         """Steps that are best evaluated together by one of `num_workers` readers of a rank.
@@ -91,16 +104,11 @@ class Schedule:
 
 
 class RankReader:
-    """Evaluates a schedule for one rank.
-
-    Its only state is a memo of the two passes used last (a pass over a million shards takes a
-    tenth of a second to set up); every answer is a function of the schedule and the steps.
-    """
+    """Evaluates a schedule for one rank."""
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self._schedule = schedule
         self._rank = rank
-        self._passes: dict[int, PassOrder] = {}
 
     def steps(self, steps: NDArray[np.int64]) -> StepSamples:
         """What the rank reads at `steps` (int64 [n], counted from `consumed`)."""
@@ -122,19 +130,12 @@ class RankReader:
             return Samples(position, position, position)
         first, last = int(number.min()), int(number.max())
         if first == last:
-            return self._one_pass(first).locate(position)
+            return self._schedule.one_pass(first).locate(position)
         located = Samples(*(np.empty_like(position) for _ in range(3)))
         for each in np.unique(number).tolist():
             inside = number == each
-            found = self._one_pass(each).locate(position[inside])
+            found = self._schedule.one_pass(each).locate(position[inside])
             located.shard[inside] = found.shard
             located.sample[inside] = found.sample
             located.index[inside] = found.index
         return located
-
-    def _one_pass(self, number: int) -> PassOrder:
-        if number not in self._passes:
-            while len(self._passes) > 1:
-                del self._passes[min(self._passes)]
-            self._passes[number] = self._schedule.order.one_pass(number)
-        return self._passes[number]
