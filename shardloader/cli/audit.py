@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardloader.cli import report
@@ -11,7 +10,7 @@ from shardloader.planning.audit import audit_logs
 if TYPE_CHECKING:
     import argparse
 
-    from shardloader.planning.audit import EpochAudit, History
+    from shardloader.planning.audit import Fault, History
 
 EPILOG = """\
 LOGS is the folder that was given to loader.log_samples(folder): one file a rank and launch. What
@@ -29,15 +28,6 @@ example:
 NUM_SHOWN = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """Something that should not have happened, in one word and in words."""
-
-    kind: str
-    epoch: int
-    message: str
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `audit`."""
     parser.add_argument("logs", metavar="LOGS", help="the folder that ranks logged to")
@@ -51,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Audit, and return 1 if there is a fault."""
     history = audit_logs(options.logs)
-    faults = find_faults(history, unfinished=options.unfinished)
+    faults = history.faults(unfinished=options.unfinished)
     if options.json:
         report.print_json(_document(history, faults))
     else:
@@ -59,50 +49,25 @@ def run(options: argparse.Namespace) -> int:
     return 1 if faults else 0
 
 
-def find_faults(history: History, *, unfinished: bool = False) -> list[Fault]:
-    """Give what is wrong with a history, epoch by epoch."""
-    faults: list[Fault] = []
-    for each in history.epochs:
-        is_running = unfinished and each is history.epochs[-1]
-        faults += _of_epoch(each, allowed=history.num_samples if is_running else each.may_lack)
-    faults += [
-        Fault(
-            kind="same_order",
-            epoch=second,
-            message=f"epochs {first} and {second} were read in the same order",
-        )
-        for first, second in history.repeated_orders
-    ]
-    if not history.epochs:
-        faults.append(Fault(kind="nothing", epoch=0, message="no rank received a batch"))
-    return faults
-
-
-def _of_epoch(each: EpochAudit, *, allowed: int) -> list[Fault]:
-    tally = each.tally
-    kinds = (
-        ("missing", tally.missing if tally.missing.size > allowed else tally.missing[:0]),
-        ("repeated", tally.repeated),
-        ("unknown", tally.unknown),
-    )
+def _message(fault: Fault) -> str:
+    """Say a fault in words."""
+    if fault.kind == "nothing":
+        return "no rank received a batch"
+    if fault.kind == "same_order":
+        return f"epochs {fault.numbers[0]} and {fault.epoch} were read in the same order"
     words = {
         "missing": "never read",
         "repeated": "read as valid more than once",
         "unknown": "read that the dataset does not hold",
     }
-    return [
-        Fault(
-            kind=kind,
-            epoch=each.epoch,
-            message=f"epoch {each.epoch}: {report.plural(found.size, 'sample')} {words[kind]}: "
-            f"{report.some(found[: report.SOME].tolist(), found.size)}",
-        )
-        for kind, found in kinds
-        if found.size
-    ]
+    numbers = fault.numbers
+    return (
+        f"epoch {fault.epoch}: {report.plural(numbers.size, 'sample')} {words[fault.kind]}: "
+        f"{report.some(numbers[: report.SOME].tolist(), numbers.size)}"
+    )
 
 
-def _document(history: History, faults: list[Fault]) -> dict[str, Any]:
+def _document(history: History, faults: tuple[Fault, ...]) -> dict[str, Any]:
     return {
         "is_exact": not faults,
         "attempts": history.attempts,
@@ -129,12 +94,12 @@ def _document(history: History, faults: list[Fault]) -> dict[str, Any]:
         ],
         "repeated_orders": [list(pair) for pair in history.repeated_orders],
         "faults": [
-            {"kind": fault.kind, "epoch": fault.epoch, "message": fault.message} for fault in faults
+            {"kind": each.kind, "epoch": each.epoch, "message": _message(each)} for each in faults
         ],
     }
 
 
-def _print(options: argparse.Namespace, history: History, faults: list[Fault]) -> None:
+def _print(options: argparse.Namespace, history: History, faults: tuple[Fault, ...]) -> None:
     report.print_facts(
         (
             ("logs", report.printable(options.logs)),
@@ -162,7 +127,7 @@ def _print(options: argparse.Namespace, history: History, faults: list[Fault]) -
     report.print_table(["pass" if history.counts_passes else "epoch", "steps", *columns], rows)
     report.print_line("")
     for fault in faults:
-        report.print_line(f"FAULT  {fault.message}")
+        report.print_line(f"FAULT  {_message(fault)}")
     if not faults:
         report.print_line(_verdict(options, history))
 

@@ -55,19 +55,19 @@ class Keys:
         return SampleIndex.from_buffer(map_file(path), name=path)
 
 
-def checked_steps(plan: Plan, text: str, rank: int | None) -> range:
-    """Parse "A:B", steps counted from the epoch's start; give those counted from the position.
+def steps_to_list(plan: Plan, text: str, rank: int | None) -> tuple[Plan, range]:
+    """Parse "A:B", steps counted from the epoch's start; give a plan, and its own count of them.
 
-    Raises UsageError for steps that lie before the position or after the end, and for more
-    samples than anyone would read.
+    Steps before the plan's position are told as the present topology read them. Raises UsageError
+    if it can't have, for steps after the end, and for more samples than anyone would read.
     """
     match = _STEPS.fullmatch(text)
     start, stop = (int(match[1]), int(match[2])) if match else (0, 0)
     if start >= stop:
         raise UsageError(f"--steps is A:B, the steps from A to B-1, such as 1200:1210, not {text}")
+    if start < plan.first_step:
+        plan = plan.from_epoch_start()
     first = plan.first_step
-    if start < first:
-        raise UsageError(_before(plan, start))
     if stop > first + plan.steps:
         raise UsageError(
             f"the epoch's steps end before {first + plan.steps}, and --steps {text} asks for more: "
@@ -82,21 +82,7 @@ def checked_steps(plan: Plan, text: str, rank: int | None) -> range:
             f"a listing has at most {MOST_ROWS:,} lines, and --steps {text} has {num_rows:,}: "
             "list fewer steps, or one rank's with --rank"
         )
-    return range(start - first, stop - first)
-
-
-def _before(plan: Plan, step: int) -> str:
-    state = plan.checkpoint
-    options = f"--epoch {state.epoch} --seed {state.seed}"
-    options += " --no-shuffle" if state.window is None else f" --window {state.window}"
-    options += f" --grid {','.join(map(str, state.grid.to_list()))}"
-    if state.steps_per_epoch is not None:
-        options += f" --steps-per-epoch {state.steps_per_epoch}"
-    return (
-        f"step {step} lies before the state's position, which is step {plan.first_step}, and how "
-        "many ranks read it then the state does not tell: give an earlier state, or instead of "
-        f"the state {options} and the topology of that time"
-    )
+    return plan, range(start - first, stop - first)
 
 
 def listed(plan: Plan, steps: range, rank: int | None, keys: Keys) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardloader.cli import report
-from shardloader.cli.listing import Keys, checked_steps, listed, print_listing
+from shardloader.cli.listing import Keys, listed, print_listing, steps_to_list
 from shardloader.cli.shares import batches_a_rank, samples_a_rank, shards_a_rank
 from shardloader.cli.sources import HELP, add_index_dir, one_dataset
 from shardloader.errors import UsageError
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 EPILOG = """\
 No shard is read. --state takes a file with what ShardLoader.state_dict() returned, as JSON; its
 epoch, seed, shuffle and grid hold. --steps A:B lists what the steps A to B-1 hold, counted from
-the epoch's start as a training loop counts them, and leaves the counting of shards out. --counts
+the epoch's start as a training loop counts them, and leaves the counting of shards out; those
+before a state's position are told as the topology given here read them. --counts
 plans for a dataset that is not there yet. Shards a rank are counted on every rank where that is
 the work of some 50 million samples at most, else on a few ranks, and then it says so.
 
@@ -48,7 +49,6 @@ example:
 
 _COUNTS = re.compile(r"([0-9]{1,10})x([0-9]{1,18})", re.ASCII)
 _MOST_SHARDS = 2 * 10**7
-_SET_BY_STATE = ("epoch", "seed", "shuffle", "window", "steps_per_epoch")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,19 +115,19 @@ def run(options: argparse.Namespace) -> int:
         world_size=options.world_size,
         num_workers=options.num_workers,
         even=options.even,
-        epoch=options.epoch or 0,
-        seed=options.seed or 0,
+        epoch=options.epoch,
+        seed=options.seed,
         shuffle=_shuffle(options),
         grid=_grid(options.grid),
         steps_per_epoch=options.steps_per_epoch,
         state=None if options.state is None else _state(options.state),
     )
-    steps = None
+    rows = None
     if options.steps is not None:
-        steps = checked_steps(plan, options.steps, options.rank)
-    shares = shards_a_rank(plan) if steps is None else None
+        lister, steps = steps_to_list(plan, options.steps, options.rank)
+        rows = listed(lister, steps, options.rank, Keys(catalog))
+    shares = shards_a_rank(plan) if rows is None else None
     document = _document(options, plan, catalog, shares)
-    rows = None if steps is None else listed(plan, steps, options.rank, Keys(catalog))
     if options.json:
         report.print_json(document | {"listing": None if rows is None else list(rows)})
         return 0
@@ -145,11 +145,6 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("--rank says whose samples are listed: give --steps A:B with it")
     if options.shuffle is False and options.window is not None:
         raise UsageError("--window is the shuffle's, and --no-shuffle leaves it out: give one")
-    if options.state is not None:
-        given = [name for name in _SET_BY_STATE if getattr(options, name) is not None]
-        if given:
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise UsageError(f"a state says for itself what {names} would say: leave that out")
 
 
 def _source(options: argparse.Namespace) -> tuple[Catalog | None, NDArray[np.int64]]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
 
@@ -36,16 +38,26 @@ class Tally:
         return not (self.missing.size or self.repeated.size or self.unknown.size)
 
 
-def tally(index: NDArray[np.int64], valid: NDArray[np.bool_], num_samples: int) -> Tally:
-    """Count what was read: `index` and `valid` of every slot, in any order, both [slots]."""
-    read = index[valid]
-    known = (read >= 0) & (read < num_samples)
-    times = np.bincount(read[known], minlength=num_samples)
+def tally(parts: Iterable[tuple[NDArray[np.int64], NDArray[np.bool_]]], num_samples: int) -> Tally:
+    """Count what was read: `index` and `valid` of every slot, in parts of any shape and order.
+
+    Takes four bytes a sample of the dataset, however much was read.
+    """
+    times = np.zeros(num_samples, dtype=np.int32)
+    num_read = num_slots = 0
+    unknown: set[int] = set()
+    for index, valid in parts:
+        read = index[valid]
+        known = (read >= 0) & (read < num_samples)
+        np.add.at(times, read[known], 1)
+        unknown.update(read[~known].tolist())
+        num_read += read.size
+        num_slots += valid.size
     return Tally(
-        samples=int(read.size),
+        samples=num_read,
         distinct=int(np.count_nonzero(times)),
-        pads=int(valid.size - read.size),
+        pads=num_slots - num_read,
         missing=np.flatnonzero(times == 0),
         repeated=np.flatnonzero(times > 1),
-        unknown=np.unique(read[~known]),
+        unknown=np.array(sorted(unknown), dtype=np.int64),
     )

@@ -64,6 +64,16 @@ class Grid:
         return cls(ranks=ranks, workers=workers, batch=batch)
 
 
+def default_grid(*, world_size: int, num_workers: int, batch_size: int, shuffled: bool) -> Grid:
+    """The grid that a topology makes: its own, or unshuffled one that keeps the dataset's order.
+
+    num_workers: DataLoader workers a rank, 0 for none.
+    """
+    if shuffled:
+        return Grid(ranks=world_size, workers=max(1, num_workers), batch=batch_size)
+    return Grid(ranks=1, workers=1, batch=world_size * batch_size)
+
+
 class Places(NamedTuple):
     """Where positions lie on the line: int64 arrays of one shape.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -68,6 +68,27 @@ class Received:
     passes: NDArray[np.int64]
 
 
+# What can be wrong with a history.
+FAULTS: Final = {
+    "missing": "samples that were never read",
+    "repeated": "samples that were read as valid more than once",
+    "unknown": "samples that were read and the dataset does not hold",
+    "same_order": "an epoch in the order of an earlier one",
+    "nothing": "no rank received a batch",
+}
+
+
+class Fault(NamedTuple):
+    """One fault of one epoch; kind: a word of FAULTS.
+
+    numbers: the samples' dataset numbers, int64, or the earlier epoch of "same_order".
+    """
+
+    kind: str
+    epoch: int
+    numbers: NDArray[np.int64]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EpochAudit:
     """What the history read in one epoch; with `steps_per_epoch`, in one pass over the data.
@@ -84,11 +105,15 @@ class EpochAudit:
     order: NDArray[np.int64]
     may_lack: int
 
-    @property
-    def is_exact(self) -> bool:
-        """Nothing twice, nothing unknown, and nothing missing that should be there."""
+    def faults(self, *, unfinished: bool = False) -> Iterator[Fault]:
+        """What is wrong; in an epoch that is `unfinished` any number may be missing yet."""
         tally = self.tally
-        return not (tally.repeated.size or tally.unknown.size or tally.missing.size > self.may_lack)
+        if tally.missing.size > self.may_lack and not unfinished:
+            yield Fault("missing", self.epoch, tally.missing)
+        if tally.repeated.size:
+            yield Fault("repeated", self.epoch, tally.repeated)
+        if tally.unknown.size:
+            yield Fault("unknown", self.epoch, tally.unknown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,11 +131,22 @@ class History:
     epochs: tuple[EpochAudit, ...]
     repeated_orders: tuple[tuple[int, int], ...]
 
+    def faults(self, *, unfinished: bool = False) -> tuple[Fault, ...]:
+        """What is wrong, epoch by epoch; `unfinished` if the last one is still being read."""
+        found: list[Fault] = []
+        for each in self.epochs:
+            found += each.faults(unfinished=unfinished and each is self.epochs[-1])
+        found += [
+            Fault("same_order", second, np.array([first])) for first, second in self.repeated_orders
+        ]
+        if not self.epochs:
+            found.append(Fault("nothing", 0, np.zeros(0, dtype=np.int64)))
+        return tuple(found)
+
     @property
     def is_exact(self) -> bool:
         """Every sample once in every epoch, and no two epochs in the same order."""
-        exact = all(epoch.is_exact for epoch in self.epochs)
-        return bool(self.epochs) and exact and not self.repeated_orders
+        return not self.faults()
 
 
 @dataclass(slots=True)
@@ -179,15 +215,18 @@ def _epochs(
 ) -> Iterator[EpochAudit]:
     """Audit epoch by epoch, or pass by pass, also those in between that nobody read."""
     received.sort(key=lambda each: (each.place, each.attempt, each.rank))
-    numbers = [int(number) for each in received for number in np.unique(each.passes)]
-    last = max(numbers, default=first.first_pass - 1)
-    if last - first.first_pass > len(numbers) + MAX_GAP:
+    by_number: dict[int, list[Received]] = {}
+    for each in received:
+        for number in np.unique(each.passes).tolist():
+            by_number.setdefault(number, []).append(each)
+    last = max(by_number, default=first.first_pass - 1)
+    if last - first.first_pass > len(by_number) + MAX_GAP:
         raise DataError(
             f"the logs begin in epoch {first.first_pass} and reach epoch {last}, with nothing "
             "between: keep each run's logs in a folder of their own"
         )
     for number in range(first.first_pass, last + 1):
-        batches = [each for each in received if (each.passes == number).any()]
+        batches = by_number.get(number, [])
         may_lack = first.first_position if number == first.first_pass else 0
         if first.endless:
             may_lack = first.num_samples if number == last else may_lack
@@ -205,17 +244,17 @@ def _dropped(start: Start, epoch: int) -> int:
 
 
 def _epoch(number: int, batches: list[Received], num_samples: int, may_lack: int) -> EpochAudit:
+    parts = []
+    for each in batches:
+        inside = each.passes == number
+        valid = np.arange(len(each.index)) < each.valid
+        parts.append((each.index[inside], valid[inside]))
     empty = np.zeros(0, dtype=np.int64)
-    passes = np.concatenate([empty, *(each.passes for each in batches)])
-    index = np.concatenate([empty, *(each.index for each in batches)])[passes == number]
-    valid = np.concatenate(
-        [empty == 0, *(np.arange(len(each.index)) < each.valid for each in batches)]
-    )[passes == number]
     return EpochAudit(
         epoch=number,
-        tally=tally(index, valid, num_samples),
+        tally=tally(parts, num_samples),
         steps=len({each.place for each in batches}),
-        order=index[valid],
+        order=np.concatenate([empty, *(index[valid] for index, valid in parts)]),
         may_lack=may_lack,
     )
 

@@ -6,7 +6,7 @@ that the loader runs on, so what it says is what happens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,8 @@ from shardloader.format.manifest import Manifest
 from shardloader.order.audit import Tally, tally
 from shardloader.order.checkpoint import Checkpoint, starting_grid
 from shardloader.order.epoch import Order, sample_counts
-from shardloader.order.grid import Grid
-from shardloader.order.integers import checked
+from shardloader.order.grid import Grid, default_grid
+from shardloader.order.integers import MAX_SEED, checked
 from shardloader.order.schedule import Schedule
 from shardloader.order.window import Shuffle
 from shardloader.reading.catalog import open_catalog
@@ -89,6 +89,24 @@ class Plan:
         """How many steps of the present topology the position stands for, rounded down."""
         return self.dealing.consumed // self.dealing.step_size
 
+    def from_epoch_start(self) -> Plan:
+        """The whole epoch that the position lies in, on the same grid and in the same topology.
+
+        What a step held before the position, if it was this topology that read it. Raises
+        UsageError where the position is no whole number of its steps, so that others came before.
+        """
+        if self.dealing.consumed % self.dealing.step_size:
+            raise UsageError(
+                f"what a step held follows from the topology that read it, and the position "
+                f"{self.dealing.consumed} is no whole number of steps of {self.dealing.step_size} "
+                "samples: give the world size and batch size of that time"
+            )
+        return replace(
+            self,
+            checkpoint=self.checkpoint.at(epoch=self.checkpoint.epoch, consumed=0),
+            schedule=Schedule(self.schedule.order, replace(self.dealing, consumed=0)),
+        )
+
     def batch(self, step: int, rank: int) -> PlannedBatch:
         """What `rank` reads at `step`, counted from the plan's position.
 
@@ -109,33 +127,25 @@ class Plan:
         )
 
     def audit(self) -> PlanAudit:
-        """Carry the plan out on integers and count; costs as much as reading all positions."""
-        num_samples = self.schedule.order.num_samples
-        if self.dealing.length - self.dealing.consumed > SAMPLES_TO_AUDIT:
+        """Carry the plan out on integers and count; costs as much as reading all positions.
+
+        Raises UsageError for more than 2**31 positions.
+        """
+        left = self.dealing.length - self.dealing.consumed
+        if left > SAMPLES_TO_AUDIT:
             raise UsageError(
-                f"an audit looks at every position, at most {SAMPLES_TO_AUDIT}, and "
-                f"{self.dealing.length - self.dealing.consumed} are left: audit a smaller part"
+                f"an audit looks at every position, at most {SAMPLES_TO_AUDIT}, and {left} are "
+                "left: audit a smaller dataset, or an epoch nearer to its end"
             )
-        index, valid = self._everything()
-        ranks = range(self.dealing.world_size)
-        batches = [self.dealing.num_batches(rank) for rank in (ranks[0], ranks[-1])]
+        batches = [self.dealing.num_batches(rank) for rank in (0, self.dealing.world_size - 1)]
         return PlanAudit(
-            tally=tally(index, valid, num_samples),
+            tally=tally(self._parts(), self.schedule.order.num_samples),
             omitted=self.dealing.num_omitted,
             batches=(min(batches), max(batches)),
         )
 
-    def _everything(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Index and validity of every slot of every rank, flat."""
-        parts = list(self._parts())
-        if not parts:
-            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
-        return (
-            np.concatenate([index for index, _ in parts]),
-            np.concatenate([valid for _, valid in parts]),
-        )
-
     def _parts(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+        """Index and validity of every slot of every rank."""
         at_once = self.schedule.steps_at_once(1)
         for rank in range(self.dealing.world_size):
             reader = self.schedule.reader(rank)
@@ -152,8 +162,8 @@ def plan(
     batch_size: int,
     world_size: int = 1,
     num_workers: int = 0,
-    epoch: int = 0,
-    seed: int = 0,
+    epoch: int | None = None,
+    seed: int | None = None,
     shuffle: bool | Shuffle | None = True,
     even: str = "pad",
     grid: Grid | None = None,
@@ -162,30 +172,44 @@ def plan(
 ) -> Plan:
     """Plan an epoch, or what is left of it after a state.
 
-    source: where the dataset lies, its Manifest, or samples a shard as integers; batch_size:
-    samples a rank and step; state: what ShardLoader.state_dict() returned, whose epoch, seed,
-    shuffle and grid hold instead of the arguments. Raises UsageError for what makes no sense,
-    CheckpointError for a state of another dataset.
+    source: where the dataset lies, its Manifest, or samples a shard as integers. batch_size,
+    world_size, num_workers: the topology, samples a rank and step, ranks, DataLoader workers a
+    rank. epoch, seed: 0 by default. shuffle, even, grid, steps_per_epoch: as for ShardDataset.
+    state: what ShardLoader.state_dict() returned, to go on from; its epoch, seed, shuffle and
+    steps_per_epoch hold, and its grid where a loader would keep it.
+
+    Raises UsageError for what makes no sense, CheckpointError for a state of another dataset, or
+    one that an argument contradicts.
     """
     counts, digest, names = _counts(source)
-    window = Shuffle.of(shuffle)
     num_workers = checked("num_workers", num_workers, least=0, below=2**16)
     batch_size = checked("batch_size", batch_size, least=1, below=2**31)
     world_size = checked("world_size", world_size, least=1, below=2**31)
-    present = Grid(ranks=world_size, workers=max(1, num_workers), batch=batch_size)
+    shuffled = Shuffle.of(shuffle)
     if state is None:
-        unshuffled = Grid(ranks=1, workers=1, batch=present.step)
-        checkpoint = Checkpoint(
-            dataset=digest,
-            seed=checked("seed", seed, least=0),
-            epoch=checked("epoch", epoch, least=0),
-            consumed=0,
-            grid=grid or (present if window else unshuffled),
-            window=window.window if window else None,
+        wanted = _wanted(
+            digest,
+            epoch=checked("epoch", epoch or 0, least=0, below=2**62),
+            seed=checked("seed", seed or 0, least=0, below=MAX_SEED),
+            window=shuffled.window if shuffled else None,
             steps_per_epoch=steps_per_epoch,
         )
     else:
-        checkpoint = _loaded(state, digest, present, grid)
+        wanted = Checkpoint.from_state(state)
+        _check_agrees(wanted, digest, epoch=epoch, seed=seed, steps_per_epoch=steps_per_epoch)
+        if shuffle is not True and (shuffled.window if shuffled else None) != wanted.window:
+            raise _contradicted("shuffle", wanted.window, shuffle)
+    checkpoint = _on_its_grid(
+        wanted,
+        default_grid(
+            world_size=world_size,
+            num_workers=num_workers,
+            batch_size=batch_size,
+            shuffled=wanted.window is not None,
+        ),
+        grid,
+        fresh=state is None,
+    )
     order = Order(
         counts=counts,
         seed=checkpoint.seed,
@@ -215,27 +239,53 @@ def _counts(source: Any) -> tuple[NDArray[np.int64], str, tuple[str, ...] | None
     return sample_counts(source), "", None
 
 
-def _loaded(state: Mapping[str, Any], digest: str, present: Grid, given: Grid | None) -> Checkpoint:
-    """A state's checkpoint, on the grid that its loader would go on with."""
-    loaded = Checkpoint.from_state(state)
+def _wanted(
+    digest: str, *, epoch: int, seed: int, window: int | None, steps_per_epoch: int | None
+) -> Checkpoint:
+    """The start of an epoch, on a grid that is yet to be chosen."""
+    if steps_per_epoch is not None:
+        steps_per_epoch = checked("steps_per_epoch", steps_per_epoch, least=1, below=2**40)
+    return Checkpoint(
+        dataset=digest,
+        seed=seed,
+        epoch=epoch,
+        consumed=0,
+        grid=Grid(ranks=1, workers=1, batch=1),
+        window=window,
+        steps_per_epoch=steps_per_epoch,
+    )
+
+
+def _on_its_grid(
+    wanted: Checkpoint, present: Grid, given: Grid | None, *, fresh: bool
+) -> Checkpoint:
+    """The checkpoint on the grid that a loader in this topology would go on with."""
+    if fresh:
+        return replace(wanted, grid=given or present)
+    grid = starting_grid(
+        wanted.grid,
+        present,
+        given=given,
+        consumed=wanted.consumed,
+        steps_per_epoch=wanted.steps_per_epoch,
+    )
+    return replace(wanted, grid=grid)
+
+
+def _check_agrees(loaded: Checkpoint, digest: str, **given: int | None) -> None:
+    """Refuse a state of another dataset, or arguments that say other than the state."""
     if digest and loaded.dataset != digest:
         raise CheckpointError(
             f"a state is planned with the dataset that it was made with, and the state has the "
             f"digest {loaded.dataset!r}, this dataset {digest!r}: give the source of that run"
         )
-    grid = starting_grid(
-        loaded.grid,
-        present if loaded.window is not None else Grid(ranks=1, workers=1, batch=present.step),
-        given=given,
-        consumed=loaded.consumed,
-        steps_per_epoch=loaded.steps_per_epoch,
-    )
-    return Checkpoint(
-        dataset=loaded.dataset,
-        seed=loaded.seed,
-        epoch=loaded.epoch,
-        consumed=loaded.consumed,
-        grid=grid,
-        window=loaded.window,
-        steps_per_epoch=loaded.steps_per_epoch,
+    for name, value in given.items():
+        if value is not None and value != getattr(loaded, name):
+            raise _contradicted(name, getattr(loaded, name), value)
+
+
+def _contradicted(name: str, of_state: Any, given: Any) -> CheckpointError:
+    return CheckpointError(
+        f"a state says which {name} it is of, {of_state!r}, and {name}={given!r} says another: "
+        f"leave {name}= out, or plan without the state"
     )

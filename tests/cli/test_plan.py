@@ -169,13 +169,24 @@ def test_steps_after_a_state_count_from_the_epochs_start(corpus, place, run):
     assert "(step 8, rounded down: other steps came before)" in other
 
 
-def test_steps_before_the_state_are_refused_with_what_to_give_instead(corpus, place, run):
+def test_what_any_step_held_is_told_from_a_state_alone(corpus, place, run):
+    options = {"batch_size": 4, "world_size": 3, "num_workers": 2, "seed": 1, "epoch": 2}
+    (place / "ckpt.json").write_text(json.dumps(state_of(corpus, 60, **options)))
+    of_state = ("--state", "ckpt.json", "--json", "--steps", "3:7")
+    told = run("plan", "corpus", *TOPOLOGY, *of_state)
+    whole = run(
+        "plan", "corpus", *TOPOLOGY, "--seed", "1", "--epoch", "2", "--json", "--steps", "3:7"
+    )
+    assert told.json["listing"] == whole.json["listing"]
+    assert {row["step"] for row in told.json["listing"]} == {3, 4, 5, 6}
+
+
+def test_steps_before_the_state_that_another_topology_read_are_refused(corpus, place, run):
     state = state_of(corpus, 60, batch_size=4, world_size=3, num_workers=2, seed=1, epoch=2)
     (place / "ckpt.json").write_text(json.dumps(state))
-    ended = run("plan", "corpus", *TOPOLOGY, "--state", "ckpt.json", "--steps", "4:6")
+    ended = run("plan", "corpus", "--batch-size", "7", "--state", "ckpt.json", "--steps", "4:6")
     assert (ended.code, ended.out) == (2, "")
-    assert "step 4 lies before the state's position, which is step 5" in ended.err
-    assert "--epoch 2 --seed 1 --window 10000 --grid 3,2,4" in ended.err
+    assert "the position 60 is no whole number of steps of 7 samples" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -206,9 +217,15 @@ def test_a_state_of_something_else_is_refused_in_words(change, corpus, place, ru
 
 def test_a_state_speaks_for_itself(corpus, place, run):
     (place / "ckpt.json").write_text(json.dumps(state_of(corpus, 12, batch_size=4, world_size=3)))
-    ended = run("plan", "corpus", *TOPOLOGY, "--state", "ckpt.json", "--seed", "0", "--window", "5")
-    assert ended.code == 2
-    assert "--seed, --window" in ended.err
+    for given, says in (
+        (("--window", "5"), "which shuffle it is of, 10000"),
+        (("--seed", "3"), "which seed it is of, 0, and seed=3"),
+        (("--epoch", "2"), "which epoch it is of, 0, and epoch=2"),
+        (("--no-shuffle",), "which shuffle it is of, 10000"),
+    ):
+        ended = run("plan", "corpus", *TOPOLOGY, "--state", "ckpt.json", *given)
+        assert ended.code == 2
+        assert says in ended.err
 
 
 def test_a_pattern_and_a_list_are_datasets_too(corpus, place, run):

@@ -8,7 +8,8 @@ from shardloader.order.audit import Tally, tally
 def counted(reads: list[int], num_samples: int, pads: tuple[int, ...] = ()) -> Tally:
     index = np.array([*reads, *pads], dtype=np.int64)
     valid = np.array([True] * len(reads) + [False] * len(pads), dtype=bool)
-    return tally(index, valid, num_samples)
+    half = len(index) // 2
+    return tally([(index[:half], valid[:half]), (index[half:], valid[half:])], num_samples)
 
 
 def test_every_sample_once_is_exact_whatever_the_order_and_the_pads():
@@ -45,6 +46,6 @@ def test_nothing_read_of_nothing_is_exact():
 
 def test_slots_may_come_in_any_shape():
     index = np.array([[0, 1], [2, 0]])
-    found = tally(index, np.array([[True, True], [True, False]]), 3)
+    found = tally([(index, np.array([[True, True], [True, False]]))], 3)
     assert found.is_exact
     assert found.pads == 1
