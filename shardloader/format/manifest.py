@@ -156,10 +156,20 @@ def _columns(document: dict[str, Any], name: str) -> dict[str, Any]:
 _SOUND_NAME = re.compile(r"(?!.*://)(?!(?:.*/)?(?:\.\.?)?(?:/|\Z))[^\0]+(?<!/)", re.DOTALL)
 
 
+# What an unsound name shows in a text of names between NULs.
+_UNSOUND = (
+    *("\0\0", "\0/", "/\0", "//", "://"),
+    *("\0./", "/./", "/.\0", "\0.\0", "\0../", "/../", "/..\0", "\0..\0"),
+)
+
+
 def _check_names(names: tuple[str, ...]) -> None:
     if set(map(type, names)) - {str}:
         raise ManifestError("shard names are texts")
-    for name in names:
+    # A million names are looked at in one text; only where that shows a fault, one by one.
+    text = "\0".join(("", *names, ""))
+    suspicious = text.count("\0") != len(names) + 1 or any(bad in text for bad in _UNSOUND)
+    for name in names if suspicious else ():
         if not _SOUND_NAME.fullmatch(name):
             raise ManifestError(
                 "a shard's name is a relative path inside the dataset's folder, with no empty, "

@@ -2,9 +2,9 @@
 
 Step s takes the next `G = world_size * batch_size` positions that are left, sorted by lane-rank
 q and, within it, as they come. Rank r takes slots r*b to (r+1)*b - 1 of them, so that each rank
-stays with as few lanes as can be. The sort is never carried out: within the positions a..b-1, a
-prefix of lane-ranks holds a number of positions that has a closed form, so a slot's position is
-found by bisection, whatever the number of ranks.
+stays with as few lanes as can be. The sort is never carried out: how many of the positions a..b-1
+belong to the first lane-ranks is looked up (`turns.Counts`), and a slot's lane-rank is found by
+bisection.
 
 The last step deals what is left evenly, and `even` says what fills it up.
 """

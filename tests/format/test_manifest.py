@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardloader.errors import ManifestError
+from shardloader.format import manifest as manifest_module
 from shardloader.format.manifest import Manifest
 
 
@@ -162,3 +165,14 @@ def test_a_file_that_is_not_a_sound_manifest_is_refused_in_words(data, words):
         Manifest.from_json_bytes(data, name="folder/manifest.json")
     assert "folder/manifest.json" in str(caught.value)
     assert "shardloader index" in str(caught.value)
+
+
+@given(st.lists(st.text("a./:\0", max_size=6), max_size=4, unique=True))
+def test_names_looked_at_in_one_text_are_judged_as_one_by_one(names):
+    sound = all(manifest_module._SOUND_NAME.fullmatch(name) for name in names)
+    try:
+        manifest_module._check_names(tuple(names))
+    except ManifestError:
+        assert not sound
+    else:
+        assert sound
