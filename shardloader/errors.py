@@ -4,6 +4,7 @@
     |-- UsageError (a ValueError)       you called wrongly: change the call
     |   |-- TopologyError               rank, world size or workers make no sense
     |   |-- CheckpointError             the state does not belong to this loader
+    |   |-- AgreementError              ranks that should read together differ, or do not come
     |   |-- StaleIteratorError          this iterator was overtaken by a load or a later iter()
     |   `-- MissingExtraError           a package of an extra is not installed
     |-- DataError                       the data is broken: look at the file
@@ -35,6 +36,10 @@ class TopologyError(UsageError):
 
 class CheckpointError(UsageError):
     """The state is broken, or belongs to another dataset, seed, shuffle or format version."""
+
+
+class AgreementError(UsageError):
+    """Ranks differ in what they read, or one did not come; every rank raises the same."""
 
 
 class StaleIteratorError(UsageError):

@@ -7,7 +7,7 @@ a tensor today and a list tomorrow breaks a model in the middle of the night.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from shardloader.errors import SampleError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+ARRAYS: Final = (np.ndarray, np.generic)
 
 
 def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -43,30 +46,52 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def join_field(name: str, values: list[Any]) -> Any:
-    """One field of a batch; raises SampleError if arrays differ in shape or dtype."""
-    first = values[0]
-    if isinstance(first, (np.ndarray, np.generic)):
+    """One field of a batch; raises SampleError if values are ragged, or of several kinds."""
+    if _all(values, ARRAYS):
         return _stacked(name, [np.asarray(value) for value in values])
-    if isinstance(first, torch.Tensor):
+    if _all(values, (torch.Tensor,)):
         if len({(value.shape, value.dtype) for value in values}) > 1:
-            raise _ragged(name, [tuple(value.shape) for value in values])
+            raise _ragged(name, [(tuple(value.shape), value.dtype) for value in values])
         return torch.stack(values)
-    if isinstance(first, bool):
+    kinds = {type(value) for value in values}
+    if kinds == {bool}:
         return torch.tensor(values)
-    if all(type(value) is int for value in values):
-        return torch.tensor(values, dtype=torch.int64)
-    if all(type(value) in {int, float} for value in values):
+    if kinds == {int}:
+        return _integers(name, values)
+    if kinds <= {int, float}:
         return torch.tensor(values, dtype=torch.float32)
+    if any(isinstance(value, (*ARRAYS, torch.Tensor, int, float)) for value in values):
+        raise SampleError(
+            f"numbers of one field become a tensor, and the field {name!r} has "
+            f"{sorted(kind.__name__ for kind in kinds)} in one batch: make them one kind in "
+            "transform=, or give collate_fn="
+        )
     return values
+
+
+def _all(values: list[Any], kinds: tuple[type, ...]) -> bool:
+    return all(isinstance(value, kinds) for value in values)
+
+
+def _integers(name: str, values: list[int]) -> torch.Tensor:
+    big = [value for value in values if not -(2**63) <= value < 2**63]
+    if big:
+        raise SampleError(
+            f"integers of one field become an int64 tensor, and the field {name!r} has {big[0]}: "
+            f"read it as text with decode={{{name!r}: 'text'}}, or give collate_fn="
+        )
+    return torch.tensor(values, dtype=torch.int64)
 
 
 def _stacked(name: str, arrays: list[np.ndarray[Any, Any]]) -> Any:
     kinds = {(array.shape, array.dtype) for array in arrays}
     if len(kinds) > 1:
         raise _ragged(name, sorted(kinds, key=str))
-    if arrays[0].dtype.kind in "OSUVMm":
+    dtype = arrays[0].dtype
+    if dtype.kind in "OSUVMm":
         return arrays
-    return torch.from_numpy(np.stack(arrays))
+    # torch knows this machine's byte order alone; a .npy file may come from another's
+    return torch.from_numpy(np.stack(arrays).astype(dtype.newbyteorder("="), copy=False))
 
 
 def _ragged(name: str, kinds: list[Any]) -> SampleError:

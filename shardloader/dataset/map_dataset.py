@@ -30,9 +30,9 @@ class MapDataset(Dataset[Any]):
         return int(self._starts[-1])
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        """Sample `index`, decoded and transformed as in epoch 0; raises IndexError past the end."""
-        number = checked("index", index, least=-len(self), below=2**62)
-        if number >= len(self):
+        """Sample `index`, decoded and transformed as in epoch 0; raises IndexError past an end."""
+        number = checked("index", index, least=-(2**62), below=2**62)
+        if not -len(self) <= number < len(self):
             raise IndexError(f"the dataset has {len(self)} samples, and {number} was asked for")
         number %= len(self)
         shard = int(np.searchsorted(self._starts, number, side="right")) - 1

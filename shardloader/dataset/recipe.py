@@ -6,7 +6,7 @@ A recipe holds no open file and no position, so it travels to workers whichever 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
@@ -93,11 +93,13 @@ def checked_fields(fields: Any) -> frozenset[str] | None:
     """The fields asked for, lower-cased as they are read; raises UsageError for a bare string."""
     if fields is None:
         return None
-    if isinstance(fields, str) or not all(isinstance(field, str) for field in fields):
+    is_list = isinstance(fields, Iterable) and not isinstance(fields, str)
+    names = list(fields) if is_list else [None]
+    if not all(isinstance(name, str) for name in names):
         raise UsageError(
             f"fields= takes a list of field names such as ('jpg', 'cls'), and was {fields!r}"
         )
-    return frozenset(field.lower().lstrip(".") for field in fields)
+    return frozenset(name.lower().lstrip(".") for name in names)
 
 
 def checked_meta(meta: Any) -> str:

@@ -29,7 +29,7 @@ from shardloader.dataset.samples import SampleReader
 from shardloader.distributed.resolve import resolve_topology
 from shardloader.errors import CheckpointError, TopologyError
 from shardloader.order.checkpoint import Checkpoint
-from shardloader.order.grid import Grid
+from shardloader.order.grid import default_grid
 from shardloader.order.integers import checked
 from shardloader.order.schedule import Schedule
 from shardloader.order.window import Shuffle
@@ -39,9 +39,11 @@ from shardloader.reading.decode import resolve
 if TYPE_CHECKING:
     from os import PathLike
 
+    from shardloader.dataset.batches import Row
     from shardloader.dataset.recipe import Collate, Source
     from shardloader.dataset.transform import Transform
     from shardloader.format.manifest import Manifest
+    from shardloader.order.grid import Grid
     from shardloader.order.topology import Topology
     from shardloader.reading.decode import Decoder
 
@@ -169,7 +171,7 @@ class ShardDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """This rank's and worker's samples, or batches if the dataset has a batch_size."""
         self._adopt_loaded_epoch()
-        running = self._plan()
+        running = self._plan(int(self._epoch[0]))
         if self._loaded is not None:
             running.taken = self._loaded.taken_in(running)
             self._loaded = None
@@ -196,21 +198,23 @@ class ShardDataset(IterableDataset[Any]):
             running.taken += 1
             yield item
 
-    def _plan(self) -> _Running:
-        """What this worker of this rank reads of the present epoch."""
+    def _plan(self, epoch: int) -> _Running:
+        """What this worker of this rank reads of an epoch."""
         topology = self.resolve_topology()
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
-        batch = self.batch_size or 1
-        default = Grid(ranks=topology.world_size, workers=num_workers, batch=batch)
-        if self.shuffle is None:
-            readers = num_workers if self.batch_size is None else 1
-            default = Grid(ranks=1, workers=1, batch=topology.world_size * readers * batch)
+        by_sample = self.batch_size is None and self.shuffle is None
+        default = default_grid(
+            world_size=topology.world_size * (num_workers if by_sample else 1),
+            num_workers=num_workers,
+            batch_size=self.batch_size or 1,
+            shuffled=self.shuffle is not None,
+        )
         recipe = self.recipe
         checkpoint = Checkpoint(
             dataset=recipe.catalog.manifest.digest,
             seed=recipe.seed,
-            epoch=int(self._epoch[0]),
+            epoch=epoch,
             consumed=0,
             grid=self.grid or default,
             window=recipe.window,
@@ -222,7 +226,7 @@ class ShardDataset(IterableDataset[Any]):
         """The state of this process's iterator, for the same rank and worker; plain and fresh."""
         if self._loaded is not None:
             return self._loaded.to_state()
-        running = self._running or self._plan()
+        running = self._running or self._plan(int(self._epoch[0]))
         return running.state().to_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -233,18 +237,21 @@ class ShardDataset(IterableDataset[Any]):
         """A loaded position belongs to its epoch, unless set_epoch named another."""
         if self._loaded is None:
             return
-        epoch = self._loaded.checkpoint.epoch
+        loaded, named = self._loaded, int(self._epoch[0])
         if not self._epoch[1]:
-            self._epoch[0] = epoch
-        elif epoch != int(self._epoch[0]):
-            log.warning(
-                "set_epoch(%d) drops the loaded position of epoch %d: epoch %d starts from its "
-                "beginning",
-                int(self._epoch[0]),
-                epoch,
-                int(self._epoch[0]),
-            )
+            self._epoch[0] = loaded.checkpoint.epoch
+        elif loaded.checkpoint.epoch != named:
             self._loaded = None
+            unread = self._plan(loaded.checkpoint.epoch).num_items - loaded.taken
+            if unread > 0:
+                log.warning(
+                    "set_epoch(%d) drops the loaded position of epoch %d, with %d items of this "
+                    "worker unread: epoch %d starts from its beginning",
+                    named,
+                    loaded.checkpoint.epoch,
+                    unread,
+                    named,
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker that is spawned, not forked, can't see the process group of the rank that
@@ -284,15 +291,20 @@ class _Running:
         self._rank = topology.rank
         self._worker = worker
 
-    def rows(self) -> Iterator[Any]:
-        """The rows that are left after `taken`.
+    @property
+    def _reader(self) -> tuple[int, int, int]:
+        """The rank that reads, and its worker of so many.
 
         Batches: worker w makes the steps w, w + W, ... of its rank. Samples: every worker of
         every rank is a reader of its own, so that all have equally many.
         """
-        by_sample = self.batch_size is None
-        readers = self.world_size * self.num_workers if by_sample else self.world_size
-        schedule = Schedule.of(
+        if self.batch_size is None:
+            return self._rank * self.num_workers + self._worker, 0, 1
+        return self._rank, self._worker, self.num_workers
+
+    def _schedule(self) -> Schedule:
+        readers = self.world_size * (self.num_workers if self.batch_size is None else 1)
+        return Schedule.of(
             self._recipe.order(self.checkpoint.grid),
             epoch=self.checkpoint.epoch,
             consumed=0,
@@ -300,15 +312,17 @@ class _Running:
             batch_size=self.batch_size or 1,
             even=self._recipe.even,
         )
-        if by_sample:
-            return rows(schedule, self._rank * self.num_workers + self._worker, skip=self.taken)
-        return rows(
-            schedule,
-            self._rank,
-            worker=self._worker,
-            num_workers=self.num_workers,
-            skip=self.taken,
-        )
+
+    @property
+    def num_items(self) -> int:
+        """Items of the whole pass."""
+        rank, worker, num_workers = self._reader
+        return len(range(worker, self._schedule().dealing.num_batches(rank), num_workers))
+
+    def rows(self) -> Iterator[Row]:
+        """The rows that are left after `taken`."""
+        rank, worker, num_workers = self._reader
+        return rows(self._schedule(), rank, worker=worker, num_workers=num_workers, skip=self.taken)
 
     def state(self) -> _WorkerState:
         """The state of this pass now."""

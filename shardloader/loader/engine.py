@@ -6,6 +6,7 @@ launcher has spoken, the state is loaded and the epoch set. Kept, so that worker
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
@@ -70,9 +71,10 @@ class Engine:
         return self._made
 
     def _check_pickles(self) -> None:
-        context = self._options.get("multiprocessing_context")
-        how = context if isinstance(context, str) else getattr(context, "_name", None)
-        if self._num_workers and how in {"spawn", "forkserver"}:
+        if self._num_workers == 0:
+            return
+        how = _start_method(self._options.get("multiprocessing_context"))
+        if how != "fork":
             travelling = {
                 "transform": self._source.transform,
                 "decode": self._source.decode,
@@ -80,6 +82,13 @@ class Engine:
                 "worker_init_fn": self._options.get("worker_init_fn"),
             }
             check_pickles(travelling, how=how)
+
+
+def _start_method(context: Any) -> str:
+    """How workers will be started by DataLoader's option, a name, a context or None."""
+    if context is None or isinstance(context, str):
+        context = multiprocessing.get_context(context)
+    return str(context.get_start_method())
 
 
 def _as_it_is(batch: Any) -> Any:

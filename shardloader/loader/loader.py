@@ -107,7 +107,7 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
             options=passed_on,
         )
         # DataLoader guards its attributes against change; trainers look for this one.
-        object.__setattr__(self, "sampler", EpochSetter(self))
+        object.__setattr__(self, "sampler", EpochSetter(self._progress))
 
     @property
     def topology(self) -> Topology:
@@ -179,12 +179,13 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
 class EpochSetter:
     """`loader.sampler`: trainers call `set_epoch` on a loader's sampler."""
 
-    def __init__(self, loader: ShardLoader) -> None:
-        self._loader = loader
+    def __init__(self, progress: Progress) -> None:
+        # Not the loader: it holds this, and a circle would keep its workers until a collection.
+        self._progress = progress
 
     def set_epoch(self, epoch: int) -> None:
         """`loader.set_epoch(epoch)`."""
-        self._loader.set_epoch(epoch)
+        self._progress.set_epoch(epoch)
 
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:

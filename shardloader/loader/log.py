@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardloader.distributed.rendezvous import is_initialized, value_of_rank_zero
+from shardloader.distributed.rendezvous import MEETING_TIMEOUT_S, can_meet, meet
 from shardloader.errors import UsageError, WorldError
+from shardloader.order.integers import checked
 
 if TYPE_CHECKING:
     from shardloader.dataset.batches import Row
@@ -35,20 +36,21 @@ if TYPE_CHECKING:
 def launch_number(topology: Topology, given: int | None) -> int:
     """A number that is the same on all ranks of a launch, and grows with every launch.
 
-    The given one, or rank 0's clock in nanoseconds. Raises UsageError where ranks can't agree.
+    The given one, or rank 0's clock in nanoseconds. Raises UsageError where ranks can't agree,
+    AgreementError where not all of them ask.
     """
     if given is not None:
-        return given
+        return checked("log_samples(attempt=)", given, least=0)
     now = time.time_ns()
     if topology.world_size == 1:
         return now
-    if not is_initialized():
+    if not can_meet(topology):
         raise UsageError(
             "the ranks of one launch log under one number, which they agree on through "
             f"torch.distributed; it is not initialised, and world_size is {topology.world_size}: "
             "give log_samples(..., attempt=) a number that grows with each launch"
         )
-    return value_of_rank_zero(now)
+    return int(meet(topology, now, lambda _: None, timeout_s=MEETING_TIMEOUT_S)[0])
 
 
 class SampleLog:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardloader.dataset.batches import rows
 from shardloader.order.checkpoint import Checkpoint, starting_grid
-from shardloader.order.grid import Grid
+from shardloader.order.grid import Grid, default_grid
 from shardloader.order.integers import checked
 from shardloader.order.position import Position
 from shardloader.order.schedule import Schedule
@@ -142,7 +142,13 @@ class Progress:
         return self.schedule().dealing.length
 
     def _grid_at(self, consumed: int) -> Grid:
-        present, given = self._present_grid(), self._source.grid
+        given = self._source.grid
+        present = default_grid(
+            world_size=self.topology.world_size,
+            num_workers=self._num_workers,
+            batch_size=self.batch_size,
+            shuffled=self._source.shuffle is not None,
+        )
         return starting_grid(
             self._grid or given or present,
             present,
@@ -150,13 +156,6 @@ class Progress:
             consumed=consumed,
             steps_per_epoch=self._source.steps_per_epoch,
         )
-
-    def _present_grid(self) -> Grid:
-        """The grid of the present topology; unshuffled, the dataset's own order."""
-        world_size = self.topology.world_size
-        if self._source.shuffle is None:
-            return Grid(ranks=1, workers=1, batch=world_size * self.batch_size)
-        return Grid(ranks=world_size, workers=max(1, self._num_workers), batch=self.batch_size)
 
     def _say_what_changes(self, loaded: Checkpoint) -> None:
         step, given = self.topology.world_size * self.batch_size, self._source.grid

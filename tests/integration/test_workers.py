@@ -1,0 +1,207 @@
+"""The same batches whatever starts, keeps or pins the workers; and nothing of them stays behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from itertools import islice
+
+import psutil
+import pytest
+from torch.utils.data import get_worker_info
+
+import shardloader as sl
+from tests.corpora import contents, kept_corpus, loader_of, raises_in_worker
+
+COUNTS = (5, 0, 4, 7, 1, 6)
+GRID = sl.Grid(ranks=1, workers=3, batch=3)
+HANG_S = 60  # a batch that takes so long is a hang, and an error
+
+
+def make(num_workers=0, **options):
+    return loader_of(
+        kept_corpus(COUNTS),
+        num_workers=num_workers,
+        **{"grid": GRID, "batch_size": 3, "timeout": HANG_S if num_workers else 0, **options},
+    )
+
+
+@pytest.fixture(scope="module")
+def epochs():
+    """Three epochs, as they are read without workers."""
+    loader = make()
+    return [contents(loader) for _ in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def _others():
+    """What lives already, such as multiprocessing's own servers, is no worker of these tests."""
+    gc.collect()
+    OTHERS.clear()
+    OTHERS.update(child.pid for child in psutil.Process().children(recursive=True))
+
+
+OTHERS: set[int] = set()
+
+
+def workers():
+    everybody = psutil.Process().children(recursive=True)
+    return [child for child in everybody if child.pid not in OTHERS]
+
+
+@pytest.mark.parametrize("pin_memory", [False, True], ids=["unpinned", "pinned"])
+@pytest.mark.parametrize("persistent_workers", [False, True], ids=["anew", "persistent"])
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_forked_workers_give_the_batches_of_none(
+    num_workers, persistent_workers, pin_memory, epochs
+):
+    loader = make(
+        num_workers,
+        persistent_workers=persistent_workers,
+        pin_memory=pin_memory,
+        multiprocessing_context="fork",
+    )
+    assert [contents(loader) for _ in range(2)] == epochs[:2]
+    list(islice(loader, 3))
+    loader.load_state_dict(loader.state_dict())
+    assert contents(loader) == epochs[2][3:]
+
+
+def test_pin_memory_without_workers_gives_the_same_batches(epochs):
+    assert contents(make(pin_memory=True)) == epochs[0]
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked_give_the_batches_of_none_and_follow_the_loader(
+    start_method, epochs
+):
+    """Two processes started once: epochs, a break, a load and a set_epoch reach them."""
+    loader = make(2, persistent_workers=True, pin_memory=True, multiprocessing_context=start_method)
+    assert contents(loader) == epochs[0]
+    list(islice(loader, 3))
+    loader.load_state_dict(loader.state_dict())
+    assert contents(loader) == epochs[1][3:]
+    loader.set_epoch(1)
+    assert contents(loader) == epochs[1]
+    loader.set_epoch(0)
+    assert contents(loader) == epochs[0]
+
+
+def test_an_early_break_leaves_no_process():
+    loader = make(2)
+    for _ in islice(loader, 2):
+        assert len(workers()) == 2
+    assert workers() == []
+
+
+def test_workers_end_with_the_last_batch_though_nobody_asks_for_more():
+    loader = make(2)
+    for _ in zip(range(len(loader)), loader, strict=False):
+        pass
+    assert workers() == []
+
+
+def test_persistent_workers_end_with_their_loader():
+    loader = make(2, persistent_workers=True)
+    list(islice(loader, 2))
+    pids = {child.pid for child in workers()}
+    list(loader)
+    assert {child.pid for child in workers()} == pids
+    del loader
+    assert workers() == []
+
+
+def test_a_stale_iterator_lets_its_workers_go():
+    loader = make(2)
+    iterator = iter(loader)
+    next(iterator)
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(sl.StaleIteratorError):
+        next(iterator)
+    assert workers() == []
+
+
+def test_a_new_iterator_may_begin_while_the_old_ones_workers_still_start(epochs):
+    loader = make(3)
+    old = [iter(loader) for _ in range(3)]
+    for iterator in old:
+        next(iterator)
+    assert contents(loader) == epochs[0]
+    del old, iterator
+    assert workers() == []
+
+
+def test_a_killed_worker_is_an_error_and_no_hang():
+    loader = make(2, prefetch_factor=1)
+    iterator = iter(loader)
+    next(iterator)
+    for child in workers():
+        os.kill(child.pid, signal.SIGKILL)
+    with raises_in_worker(RuntimeError, "DataLoader worker .* (killed by signal|exited)"):
+        list(iterator)
+    with pytest.raises(sl.StaleIteratorError, match="raised an error"):
+        next(iterator)
+    del iterator
+    gc.collect()
+    assert workers() == []
+
+
+def held():
+    """Descriptors, processes and bytes of this process and its workers."""
+    gc.collect()
+    processes = [psutil.Process(), *workers()]
+    return (
+        [process.num_fds() for process in processes],
+        len(processes),
+        [process.memory_full_info().uss for process in processes],
+    )
+
+
+@pytest.mark.parametrize("broken_off", [False, True], ids=["whole", "broken off"])
+@pytest.mark.parametrize(
+    ("num_workers", "persistent_workers"),
+    [(0, False), (2, False), (2, True)],
+    ids=["none", "anew", "persistent"],
+)
+def test_ten_epochs_hold_no_more_than_two(num_workers, persistent_workers, broken_off):
+    loader = make(num_workers, persistent_workers=persistent_workers)
+
+    def epoch():
+        for _ in islice(loader, 4 if broken_off else None):
+            pass
+
+    for _ in range(3):
+        epoch()
+    descriptors, processes, uss = held()
+    for _ in range(10):
+        epoch()
+    descriptors_after, processes_after, uss_after = held()
+    assert processes_after == processes == (3 if persistent_workers else 1)
+    assert descriptors_after == descriptors
+    growth = [after - before for before, after in zip(uss, uss_after, strict=True)]
+    assert max(growth) < 4_000_000
+
+
+def test_each_worker_opens_the_shards_of_its_own_lanes_alone():
+    """Three workers on a grid of three lanes: each shard has one reader, but at lanes' ends."""
+    loader = loader_of(
+        kept_corpus((8,) * 12),
+        num_workers=3,
+        batch_size=2,
+        transform=with_worker,
+        shuffle=sl.Shuffle(window=4),
+        timeout=HANG_S,
+    )
+    readers: dict[int, set[int]] = {}
+    for batch in loader:
+        for number, worker in zip(
+            batch["__index__"].tolist(), batch["worker"].tolist(), strict=True
+        ):
+            readers.setdefault(number // 8, set()).add(worker)
+    assert sum(len(each) for each in readers.values()) <= 12 + 2
+
+
+def with_worker(sample):
+    info = get_worker_info()
+    return {**sample, "worker": info.id if info else -1}

@@ -1,0 +1,195 @@
+"""What log_samples writes, and what an audit makes of it."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+
+import pytest
+
+import shardloader as sl
+from shardloader.planning.audit import audit_logs
+from tests.corpora import kept_corpus, loader_of, loaders_of
+
+COUNTS = (9, 0, 14, 9)
+
+
+def run(folder, *, attempt, world_size=2, steps=None, state=None, epochs=1, **options):
+    """One launch: ranks in lockstep, killed after `steps`; returns the state at its last step."""
+    loaders = loaders_of(kept_corpus(COUNTS), world_size, **{"batch_size": 3, **options})
+    for loader in loaders:
+        loader.log_samples(folder, attempt=attempt)
+        if state is not None:
+            loader.load_state_dict(state)
+    for _ in range(epochs):
+        for _ in islice(zip(*loaders, strict=True), steps):
+            state = loaders[0].state_dict()
+    return state
+
+
+def test_a_whole_run_is_exact(tmp_path):
+    run(tmp_path, attempt=1, epochs=3)
+    history = audit_logs(tmp_path)
+    assert history.is_exact
+    assert (history.attempts, history.superseded, history.num_samples) == (1, 0, 32)
+    assert [epoch.tally.samples for epoch in history.epochs] == [32] * 3
+    assert [epoch.steps for epoch in history.epochs] == [6] * 3
+    assert history.epochs[0].tally.pads == 4
+
+
+def test_a_run_killed_after_its_checkpoint_and_resumed_on_three_ranks_is_exact(tmp_path):
+    state = run(tmp_path, attempt=1, steps=2)
+    run(tmp_path / "elsewhere", attempt=1, steps=2, state=state)
+    run(tmp_path, attempt=2, steps=2, state=state)  # killed again, two steps on
+    run(tmp_path, attempt=3, world_size=3, batch_size=2, state=state)
+    history = audit_logs(tmp_path)
+    assert history.is_exact
+    assert history.attempts == 3
+    assert history.superseded == 2 * 2  # what attempt 2 read, on both ranks
+
+
+def test_a_state_loaded_in_the_same_launch_supersedes_what_came_after_it(tmp_path):
+    loader = loader_of(kept_corpus(COUNTS), batch_size=4)
+    loader.log_samples(tmp_path, attempt=1)
+    states = [loader.state_dict() for _ in islice(loader, 5)]
+    loader.load_state_dict(states[1])
+    list(loader)
+    history = audit_logs(tmp_path)
+    assert history.is_exact
+    assert (history.attempts, history.superseded) == (2, 3)
+
+
+def test_what_a_wrong_resume_repeats_and_misses_is_found(tmp_path):
+    run(tmp_path, attempt=1, steps=3)
+    loaders = loaders_of(kept_corpus(COUNTS), 2, batch_size=3)
+    for loader in loaders:
+        loader.log_samples(tmp_path, attempt=2)
+        loader.skip(4)
+        list(loader)
+    (epoch,) = audit_logs(tmp_path).epochs
+    assert not audit_logs(tmp_path).is_exact
+    assert epoch.tally.missing.size == 6
+    assert epoch.tally.repeated.size == 0
+
+
+def test_an_epoch_broken_off_and_read_again_is_no_exact_epoch(tmp_path):
+    loader = loader_of(kept_corpus(COUNTS), batch_size=4)
+    loader.log_samples(tmp_path, attempt=1)
+    list(islice(loader, 2))
+    list(loader)
+    (epoch,) = audit_logs(tmp_path).epochs
+    assert epoch.tally.repeated.size == 8
+
+
+def test_two_epochs_in_one_order_are_found(tmp_path):
+    loader = loader_of(kept_corpus(COUNTS), batch_size=4)
+    loader.log_samples(tmp_path, attempt=1)
+    list(loader)
+    (path,) = tmp_path.iterdir()
+    lines = path.read_text().splitlines()
+    again = [line.replace('"epoch":0', '"epoch":1') for line in lines[1:]]
+    path.write_text("\n".join([*lines, *again, ""]))
+    history = audit_logs(tmp_path)
+    assert history.repeated_orders == ((0, 1),)
+    assert not history.is_exact
+
+
+def test_the_line_that_a_kill_tore_is_left_out(tmp_path):
+    run(tmp_path, attempt=1, world_size=1)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    history = audit_logs(tmp_path)
+    assert history.epochs[0].steps == 10
+    assert not history.is_exact
+
+
+@pytest.mark.parametrize("line", ["{}", "[1]", "3", '{"epoch": "x"}', "not json"])
+def test_a_line_that_is_no_record_is_refused_with_its_place(tmp_path, line):
+    run(tmp_path, attempt=1, world_size=1, steps=2)
+    (path,) = tmp_path.iterdir()
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(sl.ShardLoaderError, match=r"jsonl, line 4: a line is one record"):
+        audit_logs(tmp_path)
+
+
+def test_a_batch_before_any_start_is_refused(tmp_path):
+    run(tmp_path, attempt=1, world_size=1, steps=2)
+    (path,) = tmp_path.iterdir()
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(sl.ShardLoaderError, match=r"line 1: .*before its attempt's start"):
+        audit_logs(tmp_path)
+
+
+def test_a_folder_without_logs_and_empty_logs_are_refused(tmp_path):
+    with pytest.raises(sl.UsageError, match="holds none"):
+        audit_logs(tmp_path)
+    loader_of(kept_corpus(COUNTS), batch_size=4).log_samples(tmp_path, attempt=1)
+    with pytest.raises(sl.UsageError, match="no rank has received a batch"):
+        audit_logs(tmp_path)
+
+
+def test_logs_of_two_datasets_in_one_folder_are_refused(tmp_path):
+    for attempt, counts in enumerate(((3,), (4,))):
+        loader = loader_of(kept_corpus(counts), batch_size=4)
+        loader.log_samples(tmp_path, attempt=attempt)
+        list(loader)
+    with pytest.raises(sl.UsageError, match="folder of their own"):
+        audit_logs(tmp_path)
+
+
+def test_each_rank_writes_one_line_a_step_that_holds_what_it_received(tmp_path):
+    loaders = loaders_of(kept_corpus(COUNTS), 2, batch_size=5)
+    for loader in loaders:
+        loader.log_samples(tmp_path, attempt=7)
+    received = [list(loader) for loader in loaders]
+    for rank, batches in enumerate(received):
+        text = (tmp_path / f"rank-0000{rank}-of-00002.7.jsonl").read_text()
+        start, *steps = map(json.loads, text.splitlines())
+        assert start["attempt"] == [7, 0]
+        assert [step["index"] for step in steps] == [b["__index__"].tolist() for b in batches]
+        assert [step["valid"] for step in steps] == [int(b["__valid__"].sum()) for b in batches]
+
+
+def test_a_line_is_there_as_soon_as_its_batch_is(tmp_path):
+    loader = loader_of(kept_corpus(COUNTS), batch_size=5)
+    loader.log_samples(tmp_path, attempt=1)
+    (path,) = tmp_path.iterdir()
+    for number, _ in enumerate(loader, start=1):
+        assert path.read_bytes().count(b"\n") == number + 1
+
+
+def test_one_rank_needs_no_number_and_later_launches_come_later(tmp_path):
+    for _ in range(2):
+        loader = loader_of(kept_corpus(COUNTS), batch_size=40)
+        loader.log_samples(tmp_path)
+        list(loader)
+    history = audit_logs(tmp_path)
+    assert (history.attempts, history.is_exact) == (2, True)
+
+
+def test_ranks_that_can_not_agree_on_a_number_are_asked_for_one(tmp_path):
+    loader = loader_of(kept_corpus(COUNTS), world_size=2)
+    with pytest.raises(sl.UsageError, match=r"log_samples\(..., attempt=\)"):
+        loader.log_samples(tmp_path)
+
+
+def test_a_folder_that_can_not_be_written_is_an_error_in_words(tmp_path):
+    (tmp_path / "file").write_text("")
+    loader = loader_of(kept_corpus(COUNTS))
+    with pytest.raises(sl.WorldError, match="can't write the samples' log"):
+        loader.log_samples(tmp_path / "file" / "logs")
+
+
+def test_an_unshuffled_run_may_repeat_its_order(tmp_path):
+    loader = loader_of(kept_corpus(COUNTS), batch_size=4, shuffle=False)
+    loader.log_samples(tmp_path, attempt=1)
+    for _ in range(2):
+        list(loader)
+    assert audit_logs(tmp_path).is_exact
+
+
+def test_a_run_without_a_step_is_not_called_exact(tmp_path):
+    run(tmp_path, attempt=1, batch_size=40, even="drop")
+    history = audit_logs(tmp_path)
+    assert (history.epochs, history.is_exact) == ((), False)
