@@ -77,16 +77,9 @@ class BatchMaker:
         self._meta = META[meta]
         self._world_size = world_size
 
-    def batch(self, row: Row, *, epoch: int) -> Any:
+    def batch(self, row: Row) -> Any:
         """The batch of a row: what collate_fn makes of the samples, and the `__...__` entries."""
-        keys, samples = [], []
-        for shard, sample, index in zip(
-            row.shard.tolist(), row.sample.tolist(), row.index.tolist(), strict=True
-        ):
-            key, read = self._reader.read(shard=shard, sample=sample, index=index, epoch=epoch)
-            keys.append(key)
-            samples.append(read)
-        batch = self._collate(samples)
+        keys, batch = self._joined(row)
         if not self._meta:
             return batch
         if not isinstance(batch, Mapping):
@@ -96,6 +89,30 @@ class BatchMaker:
                 'meta="none"'
             )
         return {**batch, **self._entries(row, keys)}
+
+    def sample(self, row: Row) -> Any:
+        """The one sample of a row, with its own `__key__`, `__index__` and `__valid__`."""
+        keys, sample = self._joined(row)
+        entries = {
+            "__key__": keys[0],
+            "__index__": int(row.index[0]),
+            "__valid__": bool(row.valid[0]),
+        }
+        return {**sample, **{name: entries[name] for name in self._meta if name in entries}}
+
+    def _joined(self, row: Row) -> tuple[list[str], Any]:
+        keys, samples = [], []
+        for shard, sample, index, number in zip(
+            row.shard.tolist(),
+            row.sample.tolist(),
+            row.index.tolist(),
+            row.passes.tolist(),
+            strict=True,
+        ):
+            key, read = self._reader.read(shard=shard, sample=sample, index=index, number=number)
+            keys.append(key)
+            samples.append(read)
+        return keys, self._collate(samples)
 
     def _entries(self, row: Row, keys: list[str]) -> dict[str, Any]:
         entries = {

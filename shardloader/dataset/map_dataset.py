@@ -39,7 +39,7 @@ class MapDataset(Dataset[Any]):
         if self._reader is None:
             self._reader = SampleReader(self._recipe)
         sample = number - int(self._starts[shard])
-        return self._reader.read(shard=shard, sample=sample, index=number, epoch=0)[1]
+        return self._reader.read(shard=shard, sample=sample, index=number, number=0)[1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}

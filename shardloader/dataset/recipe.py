@@ -12,6 +12,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
 from shardloader.errors import UsageError
+from shardloader.order.checkpoint import Checkpoint
 from shardloader.order.dealing import checked_even
 from shardloader.order.epoch import Order
 from shardloader.order.grid import Grid
@@ -35,13 +36,14 @@ META: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Recipe:
-    """Everything about a dataset that does not change while it is read.
+class Options:
+    """What was asked for, each as it is used. See `ShardDataset` for the meanings.
 
-    fields: None for all of them. Raises UsageError for options that make no sense.
+    fields: None for all of them; batch_size: None for samples. Raises UsageError for options that
+    make no sense, before anything is opened.
     """
 
-    catalog: Catalog
+    source: Source
     seed: int
     shuffle: Shuffle | None
     fields: frozenset[str] | None
@@ -49,17 +51,33 @@ class Recipe:
     transform: Transform | None
     reseed: bool
     even: str
+    topology: Topology | None
+    grid: Grid | None
     steps_per_epoch: int | None
+    index_dir: str | PathLike[str] | None
+    batch_size: int | None
+    collate_fn: Collate | None
+    meta: str
 
-    def order(self, grid: Grid) -> Order:
-        """The order of this dataset on a grid."""
-        return Order(
-            counts=self.catalog.manifest.counts,
-            seed=self.seed,
-            window=self.window,
-            grid=grid,
-            steps_per_epoch=self.steps_per_epoch,
-        )
+    def __post_init__(self) -> None:
+        checked_even(self.even)
+        checked_meta(self.meta)
+        self._take("seed", least=0, below=MAX_SEED)
+        if self.steps_per_epoch is not None:
+            self._take("steps_per_epoch", least=1)
+        if self.batch_size is not None:
+            self._take("batch_size", least=1, below=2**31)
+        if self.topology is not None and not isinstance(self.topology, Topology):
+            raise UsageError(
+                f"topology= takes a Topology, and was {self.topology!r}: write "
+                "Topology(rank=..., world_size=...), Topology.from_group or Topology.from_mesh"
+            )
+        if self.grid is not None and not isinstance(self.grid, Grid):
+            raise UsageError(f"grid= takes a Grid(ranks=, workers=, batch=), and was {self.grid!r}")
+
+    def _take(self, name: str, *, least: int, below: int = 2**63) -> None:
+        number = checked(name, getattr(self, name), least=least, below=below)
+        object.__setattr__(self, name, number)
 
     @property
     def window(self) -> int | None:
@@ -67,26 +85,43 @@ class Recipe:
         return None if self.shuffle is None else self.shuffle.window
 
 
-def checked_options(
-    *, seed: Any, even: Any, on_error: Any, topology: Any, grid: Any, steps_per_epoch: Any
-) -> None:
-    """Refuse options that make no sense, before anything is opened; raises UsageError."""
-    checked("seed", seed, least=0, below=MAX_SEED)
-    checked_even(even)
-    if steps_per_epoch is not None:
-        checked("steps_per_epoch", steps_per_epoch, least=1)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recipe:
+    """The options and the shards that they are for."""
+
+    options: Options
+    catalog: Catalog
+
+    def order(self, grid: Grid) -> Order:
+        """The order of this dataset on a grid."""
+        return Order(
+            counts=self.catalog.manifest.counts,
+            seed=self.options.seed,
+            window=self.options.window,
+            grid=grid,
+            steps_per_epoch=self.options.steps_per_epoch,
+        )
+
+    def start_of(self, epoch: int, grid: Grid) -> Checkpoint:
+        """The checkpoint of an epoch's beginning."""
+        return Checkpoint(
+            dataset=self.catalog.manifest.digest,
+            seed=self.options.seed,
+            epoch=epoch,
+            consumed=0,
+            grid=grid,
+            window=self.options.window,
+            steps_per_epoch=self.options.steps_per_epoch,
+        )
+
+
+def checked_on_error(on_error: Any) -> None:
+    """Refuse what this release does not do yet; raises UsageError."""
     if on_error != "raise":
         raise UsageError(
             f"on_error= takes 'raise' in this release, and was {on_error!r}: bad samples stop the "
             "run with their shard, key, field and offset"
         )
-    if topology is not None and not isinstance(topology, Topology):
-        raise UsageError(
-            f"topology= takes a Topology, and was {topology!r}: write "
-            "Topology(rank=..., world_size=...), Topology.from_group or Topology.from_mesh"
-        )
-    if grid is not None and not isinstance(grid, Grid):
-        raise UsageError(f"grid= takes a Grid(ranks=, workers=, batch=), and was {grid!r}")
 
 
 def checked_fields(fields: Any) -> frozenset[str] | None:
@@ -94,8 +129,8 @@ def checked_fields(fields: Any) -> frozenset[str] | None:
     if fields is None:
         return None
     is_list = isinstance(fields, Iterable) and not isinstance(fields, str)
-    names = list(fields) if is_list else [None]
-    if not all(isinstance(name, str) for name in names):
+    names = [name for name in fields if isinstance(name, str)] if is_list else []
+    if not is_list or len(names) < len(list(fields)):
         raise UsageError(
             f"fields= takes a list of field names such as ('jpg', 'cls'), and was {fields!r}"
         )

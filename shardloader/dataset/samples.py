@@ -23,27 +23,34 @@ class SampleReader:
     """Reads samples of one dataset in one process; holds a bounded number of open shards."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
         self._pool = ShardPool(recipe.catalog)
-        self._transformer = Transformer(recipe.transform, seed=recipe.seed, reseed=recipe.reseed)
+        options = recipe.options
+        self._wanted = options.fields
+        self._decode = options.decode.decode
+        self._transformer = Transformer(options.transform, seed=options.seed, reseed=options.reseed)
 
     def read(
-        self, *, shard: int, sample: int, index: int, epoch: int
+        self, *, shard: int, sample: int, index: int, number: int
     ) -> tuple[str, Mapping[str, Any]]:
         """The key and the decoded, transformed sample.
 
         shard, sample: numbers in the manifest and the shard; index: the sample's number in the
-        dataset; epoch: the epoch that keys its augmentation. Raises ShardError, ManifestError,
-        DecodeError or SampleError, each naming the place.
+        dataset; number: the pass over the data, which keys its augmentation. Raises ShardError,
+        ManifestError, DecodeError or SampleError, each naming the place; what a transform raises
+        gets a note that does.
         """
         opened = self._pool[shard]
         key = opened.key(sample)
         decoded: dict[str, Any] = {"__key__": key}
         decoded.update(self._decoded(opened, sample, key))
-        return key, self._transformer(decoded, epoch=epoch, index=index)
+        try:
+            return key, self._transformer(decoded, number=number, index=index)
+        except Exception as error:
+            error.add_note(f"in transform= of the sample with the key {key!r} of {opened.name}")
+            raise
 
     def _decoded(self, shard: Shard, sample: int, key: str) -> dict[str, Any]:
-        wanted = self._recipe.fields
+        wanted = self._wanted
         raw = shard.fields(sample, wanted)
         if wanted is not None and len(raw) < len(wanted):
             raise SampleError(
@@ -52,11 +59,10 @@ class SampleReader:
                 f"{sorted(shard.fields(sample, None))}: leave the field out of fields=, or mend "
                 "the shard"
             )
-        decode = self._recipe.decode.decode
         decoded = {}
         for field, data in raw.items():
             try:
-                decoded[field] = decode(field, data)
+                decoded[field] = self._decode(field, data)
             except DecodeError as error:
                 offset = shard.offset(sample, field)
                 raise located(error, shard=shard.name, key=key, offset=offset) from error

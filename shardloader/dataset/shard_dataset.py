@@ -20,14 +20,14 @@ from torch.utils.data import IterableDataset, get_worker_info
 from shardloader.dataset.batches import BatchMaker, rows
 from shardloader.dataset.map_dataset import MapDataset
 from shardloader.dataset.recipe import (
+    Options,
     Recipe,
     checked_fields,
-    checked_meta,
-    checked_options,
+    checked_on_error,
 )
 from shardloader.dataset.samples import SampleReader
 from shardloader.distributed.resolve import resolve_topology
-from shardloader.errors import CheckpointError, TopologyError
+from shardloader.errors import CheckpointError, TopologyError, UsageError
 from shardloader.order.checkpoint import Checkpoint
 from shardloader.order.grid import default_grid
 from shardloader.order.integers import checked
@@ -90,31 +90,24 @@ class ShardDataset(IterableDataset[Any]):
         meta: str = "all",
     ) -> None:
         super().__init__()
-        checked_options(
+        checked_on_error(on_error)
+        self.options = Options(
+            source=source,
             seed=seed,
+            shuffle=Shuffle.of(shuffle),
+            fields=checked_fields(fields),
+            decode=resolve(decode),
+            transform=transform,
+            reseed=reseed,
             even=even,
-            on_error=on_error,
             topology=topology,
             grid=grid,
             steps_per_epoch=steps_per_epoch,
+            index_dir=index_dir,
+            batch_size=batch_size,
+            collate_fn=collate_fn,
+            meta=meta,
         )
-        self.source = source
-        self.seed = seed
-        self.shuffle = Shuffle.of(shuffle)
-        self.fields = checked_fields(fields)
-        self.decode = resolve(decode)
-        self.transform = transform
-        self.reseed = reseed
-        self.even = even
-        self.topology = topology
-        self.grid = grid
-        self.steps_per_epoch = steps_per_epoch
-        self.index_dir = index_dir
-        self.batch_size = None
-        if batch_size is not None:
-            self.batch_size = checked("batch_size", batch_size, least=1, below=2**31)
-        self.collate_fn = collate_fn
-        self.meta = checked_meta(meta)
         # The epoch, and whether set_epoch named it; shared, so that it reaches workers that live.
         self._epoch = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._recipe: Recipe | None = None
@@ -129,17 +122,9 @@ class ShardDataset(IterableDataset[Any]):
     def recipe(self) -> Recipe:
         """The options with the opened catalog; opens it at the first call."""
         if self._recipe is None:
-            self._recipe = Recipe(
-                catalog=open_catalog(self.source, index_dir=self.index_dir),
-                seed=self.seed,
-                shuffle=self.shuffle,
-                fields=self.fields,
-                decode=self.decode,
-                transform=self.transform,
-                reseed=self.reseed,
-                even=self.even,
-                steps_per_epoch=self.steps_per_epoch,
-            )
+            options = self.options
+            catalog = open_catalog(options.source, index_dir=options.index_dir)
+            self._recipe = Recipe(options=options, catalog=catalog)
         return self._recipe
 
     @property
@@ -156,7 +141,9 @@ class ShardDataset(IterableDataset[Any]):
         """This process's data-parallel topology, looked up once."""
         if self._resolved is None:
             spawned_worker = get_worker_info() and self._unpickled_in == os.getpid()
-            self._resolved = (spawned_worker and self._of_parent) or resolve_topology(self.topology)
+            self._resolved = (spawned_worker and self._of_parent) or resolve_topology(
+                self.options.topology
+            )
         return self._resolved
 
     def as_map(self) -> MapDataset:
@@ -181,20 +168,15 @@ class ShardDataset(IterableDataset[Any]):
     def _items(self, running: _Running) -> Iterator[Any]:
         if self._reader is None:
             self._reader = SampleReader(self.recipe)
+        options, one = self.options, self.options.batch_size is None
         maker = BatchMaker(
             self._reader,
-            collate_fn=self.collate_fn if self.batch_size else _only_sample,
-            meta=self.meta if self.batch_size else "none",
+            collate_fn=_only_sample if one else options.collate_fn,
+            meta=options.meta,
             world_size=running.world_size,
         )
         for row in running.rows():
-            item = maker.batch(row, epoch=running.checkpoint.epoch)
-            if self.batch_size is None and self.meta != "none":
-                item = {
-                    **item,
-                    "__valid__": bool(row.valid[0]),
-                    "__index__": int(row.index[0]),
-                }
+            item = maker.sample(row) if one else maker.batch(row)
             running.taken += 1
             yield item
 
@@ -203,24 +185,19 @@ class ShardDataset(IterableDataset[Any]):
         topology = self.resolve_topology()
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
-        by_sample = self.batch_size is None and self.shuffle is None
+        options = self.options
+        by_sample = options.batch_size is None and options.shuffle is None
         default = default_grid(
             world_size=topology.world_size * (num_workers if by_sample else 1),
             num_workers=num_workers,
-            batch_size=self.batch_size or 1,
-            shuffled=self.shuffle is not None,
+            batch_size=options.batch_size or 1,
+            shuffled=options.shuffle is not None,
         )
         recipe = self.recipe
-        checkpoint = Checkpoint(
-            dataset=recipe.catalog.manifest.digest,
-            seed=recipe.seed,
-            epoch=epoch,
-            consumed=0,
-            grid=self.grid or default,
-            window=recipe.window,
-            steps_per_epoch=recipe.steps_per_epoch,
+        checkpoint = recipe.start_of(epoch, options.grid or default)
+        return _Running(
+            recipe, checkpoint, topology, worker, num_workers, options.batch_size, taken=0
         )
-        return _Running(recipe, checkpoint, topology, worker, num_workers, self.batch_size, taken=0)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this process's iterator, for the same rank and worker; plain and fresh."""
@@ -230,7 +207,10 @@ class ShardDataset(IterableDataset[Any]):
         return running.state().to_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state at the next `iter`; raises CheckpointError if it does not fit."""
+        """Go on from a state at the next `iter`.
+
+        Raises CheckpointError for what is no state; the next `iter` does if it does not fit.
+        """
         self._loaded = _WorkerState.from_state(state_dict)
 
     def _adopt_loaded_epoch(self) -> None:
@@ -257,7 +237,7 @@ class ShardDataset(IterableDataset[Any]):
         # A worker that is spawned, not forked, can't see the process group of the rank that
         # starts it, so its topology travels along; a spawned rank must look for itself.
         try:
-            travelling = self._resolved or resolve_topology(self.topology)
+            travelling = self._resolved or resolve_topology(self.options.topology)
         except TopologyError:
             travelling = None
         own = {"_reader": None, "_running": None, "_resolved": None, "_of_parent": travelling}
@@ -310,7 +290,7 @@ class _Running:
             consumed=0,
             world_size=readers,
             batch_size=self.batch_size or 1,
-            even=self._recipe.even,
+            even=self._recipe.options.even,
         )
 
     @property
@@ -366,7 +346,10 @@ class _WorkerState:
                 "ShardLoader's: load what this dataset's state_dict() returned, or use ShardLoader"
             )
         checkpoint = Checkpoint.from_state({k: v for k, v in state.items() if k not in own})
-        taken = checked("taken", state["taken"], least=0)
+        try:
+            taken = checked("taken", state["taken"], least=0)
+        except UsageError as error:
+            raise CheckpointError(f"not a state of a dataset: {error}") from None
         return cls(checkpoint, taken, *(state[name] for name in own[1:]))
 
     def taken_in(self, running: _Running) -> int:
@@ -384,6 +367,11 @@ class _WorkerState:
             raise CheckpointError(
                 f"the state was made on the grid {self.checkpoint.grid.to_list()}, and this "
                 f"dataset reads on {running.checkpoint.grid.to_list()}: give the same grid="
+            )
+        if self.taken > running.num_items:
+            raise CheckpointError(
+                f"this worker's pass has {running.num_items} items, and the state has taken "
+                f"{self.taken}: it is damaged, or was not made by this dataset"
             )
         return self.taken
 

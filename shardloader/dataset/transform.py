@@ -1,6 +1,7 @@
 """How is a user's transform called, and where does its randomness come from?
 
-A transform that takes a parameter `rng` gets a numpy generator keyed by (seed, epoch, sample).
+A transform that takes a parameter `rng` gets a numpy generator keyed by (seed, pass, sample); a
+pass over the data is an epoch, unless `steps_per_epoch` says otherwise.
 With `reseed=True` the global generators of random, numpy and torch are seeded with the same key
 before each sample instead, in worker processes only. Either way augmentations are the same after
 a resume and in any topology.
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from shardloader.errors import SampleError, UsageError
+from shardloader.errors import UsageError
 from shardloader.order.permutation import sample_bits
 
 Transform = Callable[..., Mapping[str, Any]]
@@ -41,26 +42,25 @@ class Transformer:
         self._seed = seed
         self._reseed = reseed
 
-    def __call__(self, sample: dict[str, Any], *, epoch: int, index: int) -> Mapping[str, Any]:
-        """The transformed sample; raises SampleError if the transform returns no mapping."""
+    def __call__(self, sample: dict[str, Any], *, number: int, index: int) -> Mapping[str, Any]:
+        """The transformed sample; raises UsageError if the transform returns no mapping."""
         if self._transform is None:
             return sample
         if self._reseed:
-            self._seed_everything(epoch, index)
-        key = sample.get("__key__")
+            self._seed_everything(number, index)
         if self._with_rng:
-            rng = np.random.Generator(sample_bits(self._seed, epoch, index))
+            rng = np.random.Generator(sample_bits(self._seed, number, index))
             result = self._transform(sample, rng=rng)
         else:
             result = self._transform(sample)
         if not isinstance(result, Mapping):
-            raise SampleError(
-                f"a transform returns the sample as a mapping, and for the key {key!r} it returned "
+            raise UsageError(
+                "a transform returns the sample as a mapping, and this one returned "
                 f"{'None' if result is None else 'a ' + type(result).__name__}"
             )
         return result
 
-    def _seed_everything(self, epoch: int, index: int) -> None:
+    def _seed_everything(self, number: int, index: int) -> None:
         import torch
 
         if get_worker_info() is None:
@@ -68,7 +68,7 @@ class Transformer:
                 "reseed=True seeds the global generators, which belong to the training loop in the "
                 "main process: use num_workers >= 1, or a transform that takes rng"
             )
-        words = sample_bits(self._seed, epoch, index).random_raw(2)
+        words = sample_bits(self._seed, number, index).random_raw(2)
         random.seed(int(words[0]))
         np.random.seed(int(words[0]) & 0xFFFFFFFF)  # noqa: NPY002 - the global one is asked for
         torch.manual_seed(int(words[1]))

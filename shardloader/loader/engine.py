@@ -76,8 +76,8 @@ class Engine:
         how = _start_method(self._options.get("multiprocessing_context"))
         if how != "fork":
             travelling = {
-                "transform": self._source.transform,
-                "decode": self._source.decode,
+                "transform": self._source.options.transform,
+                "decode": self._source.options.decode,
                 "collate_fn": self._collate_fn,
                 "worker_init_fn": self._options.get("worker_init_fn"),
             }

@@ -12,6 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardloader.dataset.recipe import checked_meta
 from shardloader.dataset.shard_dataset import ShardDataset
+from shardloader.distributed.rendezvous import MEETING_TIMEOUT_S
 from shardloader.errors import UsageError
 from shardloader.loader.engine import Engine
 from shardloader.loader.iterator import LoaderIterator
@@ -56,10 +57,11 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
 
     dataset; batch_size: samples a rank and step; num_workers: worker processes, 0 for none;
     collate_fn: list of samples -> batch, by default arrays stacked and all else in lists; meta:
-    which `__...__` entries a batch carries, "all", "mask" or "none". pin_memory, timeout,
-    worker_init_fn, multiprocessing_context, generator, prefetch_factor and persistent_workers are
-    those of DataLoader. Raises UsageError for sampler, batch_sampler, shuffle, drop_last and
-    in_order=False, naming what to use instead.
+    which `__...__` entries a batch carries, "all", "mask" or "none". agreement_timeout: seconds
+    that ranks wait for each other before an epoch, to compare what they are about to read, where
+    torch.distributed is initialised. pin_memory, timeout, worker_init_fn, multiprocessing_context,
+    generator, prefetch_factor and persistent_workers are those of DataLoader. Raises UsageError
+    for sampler, batch_sampler, shuffle, drop_last and in_order=False, naming what to use instead.
 
     A batch is a mapping: the fields, and `__valid__` (bool tensor [batch_size]), `__index__`
     (int64 tensor [batch_size], the sample's number in the manifest), `__key__` (list of str),
@@ -74,6 +76,7 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         collate_fn: Collate | None = None,
         *,
         meta: str = "all",
+        agreement_timeout: float = MEETING_TIMEOUT_S,
         **options: Any,
     ) -> None:
         source = dataset.source if isinstance(dataset, LoaderDataset) else dataset
@@ -82,14 +85,19 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
                 f"ShardLoader takes a ShardDataset, and got a {type(dataset).__name__}: for other "
                 "datasets use torch's DataLoader"
             )
-        if source.batch_size is not None:
+        if source.options.batch_size is not None:
             raise UsageError(
-                f"the loader makes the batches: leave batch_size={source.batch_size} out of "
-                "ShardDataset, and give it to ShardLoader"
+                "the loader makes the batches, and the dataset would too, of "
+                f"{source.options.batch_size}: give batch_size= to ShardLoader alone"
             )
         batch_size = checked("batch_size", batch_size, least=1, below=2**31)
         num_workers = checked("num_workers", num_workers, least=0, below=2**16)
         passed_on = _checked_options(options)
+        if source.options.reseed and num_workers == 0:
+            raise UsageError(
+                "reseed=True seeds the global generators, which in the main process belong to the "
+                "training loop: use num_workers >= 1, or a transform that takes rng"
+            )
         super().__init__(
             LoaderDataset(source),
             batch_size=batch_size,
@@ -98,7 +106,12 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         )
         self.collate_fn = collate_fn
         self.meta = checked_meta(meta)
-        self._progress = Progress(source, batch_size=batch_size, num_workers=num_workers)
+        self._progress = Progress(
+            source,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            patience_s=float(agreement_timeout),
+        )
         self._engine = Engine(
             source,
             num_workers=num_workers,
@@ -198,7 +211,7 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
             accepted, instead = REFUSED[name]
             if not any(value is each for each in accepted):
                 raise UsageError(f"ShardLoader does not take {name}={value!r}: {instead}")
-        elif value is not None:
+        else:
             raise UsageError(
                 f"ShardLoader has no option {name}=: its own are dataset, batch_size, "
                 f"num_workers, collate_fn and meta, and of DataLoader's {', '.join(PASSED_ON)}"

@@ -17,6 +17,7 @@ attempt read at or after the start of a later one is superseded, since training 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from pathlib import Path
@@ -31,6 +32,9 @@ from shardloader.order.integers import checked
 if TYPE_CHECKING:
     from shardloader.dataset.batches import Row
     from shardloader.order.topology import Topology
+
+
+log = logging.getLogger("shardloader")
 
 
 def launch_number(topology: Topology, given: int | None) -> int:
@@ -64,7 +68,17 @@ class SampleLog:
         self.path = Path(folder) / name
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+            self._file = os.open(self.path, flags, 0o644)
+        except FileExistsError:
+            # Replicas of a rank (tensor or pipeline parallelism) read the same: one writes it down.
+            self._file = -1
+            log.warning(
+                "%s exists: a replica of this rank logs there, or attempt=%d was used before; this "
+                "process logs nothing",
+                self.path,
+                launch,
+            )
         except OSError as error:
             raise WorldError(f"can't write the samples' log {self.path}: {error}") from error
 
@@ -91,7 +105,15 @@ class SampleLog:
         self._append(line)
 
     def _append(self, line: dict[str, Any]) -> None:
-        os.write(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
+        if self._file < 0:
+            return
+        data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
+        try:
+            written = os.write(self._file, data)
+        except OSError as error:
+            raise WorldError(f"can't write the samples' log {self.path}: {error}") from error
+        if written < len(data):
+            raise WorldError(f"the disk of the samples' log {self.path} is full")
 
     def close(self) -> None:
         """Close the file."""

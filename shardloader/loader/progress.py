@@ -10,8 +10,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from shardloader.dataset.batches import rows
-from shardloader.order.checkpoint import Checkpoint, starting_grid
-from shardloader.order.grid import Grid, default_grid
+from shardloader.distributed.rendezvous import can_meet, meet
+from shardloader.order.agreement import FIELDS, verdict
+from shardloader.order.checkpoint import starting_grid
+from shardloader.order.grid import default_grid
 from shardloader.order.integers import checked
 from shardloader.order.position import Position
 from shardloader.order.schedule import Schedule
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from shardloader.dataset.batches import Row
     from shardloader.dataset.shard_dataset import ShardDataset
     from shardloader.loader.log import SampleLog
+    from shardloader.order.checkpoint import Checkpoint
+    from shardloader.order.epoch import Order
+    from shardloader.order.grid import Grid
     from shardloader.order.topology import Topology
 
 log = logging.getLogger("shardloader")
@@ -30,17 +35,23 @@ log = logging.getLogger("shardloader")
 class Progress:
     """The position of one loader.
 
-    token: the iterator that the position belongs to; an iterator with another one is out of date.
-    sample_log: where received samples are written down, if anywhere.
+    patience_s: seconds to wait for other ranks before an epoch; token: the iterator that the
+    position belongs to, an iterator with another one is out of date; sample_log: where received
+    samples are written down, if anywhere.
     """
 
-    def __init__(self, source: ShardDataset, *, batch_size: int, num_workers: int) -> None:
+    def __init__(
+        self, source: ShardDataset, *, batch_size: int, num_workers: int, patience_s: float
+    ) -> None:
         self.position = Position()
         self.token: object = None
         self.sample_log: SampleLog | None = None
         self.batch_size = batch_size
         self._source = source
+        self._options = source.options
+        self._order: Order | None = None
         self._num_workers = num_workers
+        self._patience_s = patience_s
         self._grid: Grid | None = None
         self._said: set[str] = set()
 
@@ -53,41 +64,32 @@ class Progress:
         """What is left of the epoch after `consumed` positions, by default those received."""
         at = self.position.consumed if consumed is None else consumed
         return Schedule.of(
-            self._source.recipe.order(self._grid_at(at)),
+            self._order_on(self._grid_at(at)),
             epoch=self.position.epoch,
             consumed=at,
             world_size=self.topology.world_size,
             batch_size=self.batch_size,
-            even=self._source.even,
+            even=self._options.even,
         )
 
     def checkpoint(self) -> Checkpoint:
         """The present position as a state holds it."""
-        source = self._source
-        return Checkpoint(
-            dataset=source.manifest.digest,
-            seed=source.seed,
-            epoch=self.position.epoch,
-            consumed=self.position.consumed,
-            grid=self._grid_at(self.position.consumed),
-            window=source.recipe.window,
-            steps_per_epoch=source.steps_per_epoch,
-        )
+        position = self.position
+        start = self._source.recipe.start_of(position.epoch, self._grid_at(position.consumed))
+        return start.at(epoch=position.epoch, consumed=position.consumed)
 
     def load(self, loaded: Checkpoint) -> None:
         """Go on from a checkpoint; raises CheckpointError if it is of another order."""
         loaded.check_matches(self.checkpoint())
         loaded.check_fits(self._source.recipe.order(loaded.grid))
         self._grid = loaded.grid
-        self._say_what_changes(loaded)
         self._move(self.position.load(epoch=loaded.epoch, consumed=loaded.consumed))
+        self._say_what_changes(loaded)
         if loaded.consumed and self.schedule().dealing.num_steps == 0:
-            left = self._length() - loaded.consumed
             log.warning(
-                "epoch %d is over: %d samples are left, no whole step in this topology, and "
-                'even="drop" leaves them out',
+                "epoch %d is over: %d samples are left of it, no step in this topology",
                 loaded.epoch,
-                left,
+                self._length() - loaded.consumed,
             )
             self._move(self.position.load(epoch=loaded.epoch + 1, consumed=0))
         if self.sample_log is not None:
@@ -104,8 +106,9 @@ class Progress:
         """Move on by `steps` steps without reading them."""
         steps = checked("steps", steps, least=0)
         dealing = self.schedule().dealing
-        is_last = steps >= dealing.num_steps
-        self._move(self.position.skip(dealing.consumed_after(steps), is_last=is_last))
+        consumed = dealing.consumed_after(steps) if steps else dealing.consumed
+        is_last = steps > 0 and steps >= dealing.num_steps
+        self._move(self.position.skip(consumed, is_last=is_last))
 
     def begin(self, token: object) -> Schedule | None:
         """Let the iterator of `token` start: its schedule, or None for an empty pass."""
@@ -116,13 +119,39 @@ class Progress:
             log.log(logging.INFO if "broken off" in self._said else logging.WARNING, note)
             self._said.add("broken off")
         self.token = token
+        schedule = self.schedule()
+        self._agree(schedule, num_steps=0 if was_empty else schedule.dealing.num_steps)
         if was_empty:
             return None
-        schedule = self.schedule()
         self._grid = schedule.order.grid
+        if schedule.dealing.num_steps == 0:
+            log.warning(
+                "epoch %d has no step: its %d samples make no step of %d",
+                self.position.epoch,
+                schedule.dealing.length,
+                schedule.dealing.step_size,
+            )
         if self.sample_log is not None:
             self.sample_log.start(self._about(schedule))
         return schedule
+
+    def _agree(self, schedule: Schedule, *, num_steps: int) -> None:
+        """Compare with all ranks what the order depends on; raises AgreementError if they differ.
+
+        Where torch.distributed is not initialised there is nobody to ask.
+        """
+        topology = self.topology
+        if topology.world_size == 1 or not can_meet(topology):
+            return
+        state = self.checkpoint().to_state()
+        stand = {
+            **{name: state[name] for name in state if name in FIELDS},
+            "world_size": topology.world_size,
+            "batch_size": self.batch_size,
+            "even": schedule.dealing.even,
+            "num_steps": num_steps,
+        }
+        meet(topology, stand, verdict, timeout_s=self._patience_s)
 
     def rows_to_log(self, schedule: Schedule) -> Iterator[Row] | None:
         """What this rank will receive, where it is written down."""
@@ -137,28 +166,34 @@ class Progress:
         self.position = position
         self.token = None
 
+    def _order_on(self, grid: Grid) -> Order:
+        """The order on a grid; the last one is kept, since sums over many shards take time."""
+        if self._order is None or self._order.grid != grid:
+            self._order = self._source.recipe.order(grid)
+        return self._order
+
     def _length(self) -> int:
         """Positions of the present epoch."""
         return self.schedule().dealing.length
 
     def _grid_at(self, consumed: int) -> Grid:
-        given = self._source.grid
+        given = self._options.grid
         present = default_grid(
             world_size=self.topology.world_size,
             num_workers=self._num_workers,
             batch_size=self.batch_size,
-            shuffled=self._source.shuffle is not None,
+            shuffled=self._options.shuffle is not None,
         )
         return starting_grid(
             self._grid or given or present,
             present,
             given=given,
             consumed=consumed,
-            steps_per_epoch=self._source.steps_per_epoch,
+            steps_per_epoch=self._options.steps_per_epoch,
         )
 
     def _say_what_changes(self, loaded: Checkpoint) -> None:
-        step, given = self.topology.world_size * self.batch_size, self._source.grid
+        step, given = self.topology.world_size * self.batch_size, self._options.grid
         if loaded.grid.step != step and loaded.grid != given:
             log.warning(
                 "the global batch changes from %d to %d samples: every sample is still read once, "
@@ -167,7 +202,7 @@ class Progress:
                 step,
             )
         if given not in {None, self._grid_at(loaded.consumed)}:
-            endless = self._source.steps_per_epoch is not None
+            endless = self._options.steps_per_epoch is not None
             log.info(
                 "grid= holds %s: this one goes on with %s",
                 "for a new run, since an endless order keeps its own"
@@ -185,11 +220,11 @@ class Progress:
             "batch_size": self.batch_size,
             "dataset": self._source.manifest.digest,
             "num_samples": self._source.num_samples,
-            "shuffled": self._source.shuffle is not None,
+            "shuffled": self._options.shuffle is not None,
             "epoch": self.position.epoch,
             "consumed": self.position.consumed,
-            "even": self._source.even,
-            "steps_per_epoch": self._source.steps_per_epoch,
+            "even": self._options.even,
+            "steps_per_epoch": self._options.steps_per_epoch,
             "pass": number,
             "position": position,
         }

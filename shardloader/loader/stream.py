@@ -60,11 +60,11 @@ class BatchStream(IterableDataset[Any]):
             consumed=consumed,
             world_size=options.topology.world_size,
             batch_size=options.batch_size,
-            even=options.recipe.even,
+            even=options.recipe.options.even,
         )
-        return self._batches(schedule, epoch)
+        return self._batches(schedule)
 
-    def _batches(self, schedule: Schedule, epoch: int) -> Iterator[Any]:
+    def _batches(self, schedule: Schedule) -> Iterator[Any]:
         options = self._options
         if self._reader is None:
             self._reader = SampleReader(options.recipe)
@@ -77,7 +77,7 @@ class BatchStream(IterableDataset[Any]):
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
         for row in rows(schedule, options.topology.rank, worker=worker, num_workers=num_workers):
-            yield maker.batch(row, epoch=epoch)
+            yield maker.batch(row)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}

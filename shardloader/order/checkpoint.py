@@ -122,7 +122,11 @@ class Checkpoint:
                 )
 
     def check_fits(self, order: Order) -> None:
-        """Raise CheckpointError if more is consumed than an epoch of `order` holds."""
+        """Raise CheckpointError if `order` has no such epoch, or it is shorter than consumed."""
+        try:
+            order.first_virtual(self.epoch)
+        except UsageError as error:
+            raise CheckpointError(f"the state is damaged: {error}") from None
         if self.consumed > order.epoch_length:
             raise CheckpointError(
                 f"an epoch of this dataset has {order.epoch_length} positions, and the state has "

@@ -119,9 +119,16 @@ def test_reseed_makes_global_draws_the_same_in_any_number_of_workers():
 
 
 def test_reseed_is_refused_in_the_main_process():
-    loader = loader_of(kept_corpus(COUNTS), transform=with_global_draws, reseed=True, batch_size=2)
-    with pytest.raises(sl.UsageError, match="num_workers >= 1, or a transform that takes rng"):
-        next(iter(loader))
+    refused = pytest.raises(sl.UsageError, match="num_workers >= 1, or a transform that takes rng")
+    dataset = dataset_of(kept_corpus(COUNTS), transform=with_global_draws, reseed=True)
+    with refused:
+        sl.ShardLoader(dataset, batch_size=2)
+    with refused:
+        next(iter(dataset))
+
+
+def divided_by_zero(sample):
+    return {"cls": sample["cls"] // 0}
 
 
 def _draws(loaders):
@@ -137,8 +144,16 @@ def _draws(loaders):
 
 @pytest.mark.parametrize(("transform", "words"), [(nothing, "None"), (only_number, "a int")])
 def test_a_transform_that_returns_no_mapping_is_refused_with_the_key(transform, words):
-    with pytest.raises(sl.SampleError, match=f"for the key '000000' it returned {words}"):
+    with pytest.raises(sl.UsageError, match=f"this one returned {words}") as raised:
         list(dataset_of(kept_corpus(COUNTS), transform=transform, shuffle=False))
+    (note,) = raised.value.__notes__
+    assert note.startswith("in transform= of the sample with the key '000000' of ")
+
+
+def test_what_a_transform_raises_comes_as_it_is_with_a_note_that_names_the_sample():
+    with pytest.raises(ZeroDivisionError) as raised:
+        list(dataset_of(kept_corpus(COUNTS), transform=divided_by_zero, shuffle=False))
+    assert "the key '000000'" in raised.value.__notes__[0]
 
 
 def test_a_builtin_may_be_a_transform():

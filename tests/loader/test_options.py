@@ -95,7 +95,7 @@ def test_another_dataset_is_refused():
 
 
 def test_a_dataset_with_a_batch_size_of_its_own_is_refused():
-    with pytest.raises(sl.UsageError, match="leave batch_size=4 out of ShardDataset"):
+    with pytest.raises(sl.UsageError, match="of 4: give batch_size= to ShardLoader alone"):
         sl.ShardLoader(dataset_of(kept_corpus(COUNTS), batch_size=4))
 
 
