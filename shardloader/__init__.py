@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardloader.dataset.shard_dataset import ShardDataset
     from shardloader.errors import (
+        AgreementError,
         CheckpointError,
         DataError,
         DecodeError,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from shardloader.writing.writer import ShardWriter
 
 __all__ = [
+    "AgreementError",
     "CheckpointError",
     "DataError",
     "DecodeError",
@@ -72,6 +74,7 @@ __all__ = [
 
 _ERRORS = "shardloader.errors"
 _HOMES = {
+    "AgreementError": _ERRORS,
     "CheckpointError": _ERRORS,
     "DataError": _ERRORS,
     "DecodeError": _ERRORS,

@@ -215,11 +215,7 @@ def test_every_rank_has_the_same_number_of_steps_except_under_join(case):
 def test_the_audit_of_a_whole_epoch_is_exact(case):
     schedule = case.at(0).schedule
     read = [read_by(schedule, rank) for rank in range(case.topology.world_size)]
-    found = tally(
-        np.concatenate([each.index.ravel() for each in read]),
-        np.concatenate([each.valid.ravel() for each in read]),
-        case.order.num_samples,
-    )
+    found = tally(((each.index, each.valid) for each in read), case.order.num_samples)
     assert found.is_exact
     assert found.samples == found.distinct == case.order.num_samples
     assert found.pads == schedule.dealing.num_pads
