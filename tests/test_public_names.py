@@ -12,6 +12,7 @@ import pytest
 import shardloader as sl
 
 PUBLIC = {
+    "AgreementError",
     "CheckpointError",
     "DataError",
     "DecodeError",

@@ -1,0 +1,38 @@
+"""A training loop whose DataLoader worker is killed; run in a process of its own.
+
+torch tells of a dead worker from a signal handler, at whatever line the process then is, so this
+can't share a process with other tests.
+
+    python killed_worker.py CORPUS
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from typing import Any
+
+import shardloader as sl
+
+
+def main() -> None:
+    """Print what the loop saw: the error's type and first line, and what the iterator says then."""
+    loader: Any = sl.ShardLoader(
+        sl.ShardDataset(sys.argv[1]), batch_size=2, num_workers=2, prefetch_factor=1
+    )
+    iterator = iter(loader)
+    try:
+        next(iterator)
+        for child in multiprocessing.active_children():
+            child.kill()
+        list(iterator)
+    except RuntimeError as error:
+        print(type(error).__name__, str(error).splitlines()[0])
+    try:
+        next(iterator)
+    except sl.StaleIteratorError as error:
+        print(type(error).__name__, error)
+
+
+if __name__ == "__main__":
+    main()
