@@ -15,8 +15,8 @@
     |   `-- DecodeError                 a field's bytes are not what its name says
     `-- WorldError                      the world failed: disk, network, another process
 
-A message gives the rule, then the value, then the way out. Every class is made from one string,
-so that an error crosses from a worker process to the training loop as itself.
+A message gives the rule, then the value, then the way out. Every class can be made from its
+message alone, so that an error crosses from a worker process to the training loop as itself.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class DataError(ShardLoaderError):
 class ShardError(DataError):
     """A shard is no sound tar archive.
 
-    `kind` is one word of `shardloader.format.tar.ERROR_KINDS` and `offset` the byte at which it
-    was noticed; both are for programs, the message says the same in words.
+    `kind` is one word of `shardloader.format.notices.ERROR_KINDS` and `offset` the byte at which
+    it was noticed; both are for programs, the message says the same in words. An error that comes
+    from a DataLoader worker keeps its message only.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ echo "the oldest admitted:" $(cat "$oldest")
 "${PYTHON:-python3}" -m venv --clear "$venv"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check install --quiet "$@"; }
 pip "$(grep '^torch==' constraints.txt)"
-pip -r "$oldest" "$(grep '^torch==' constraints.txt)" hypothesis 'pytest>=9' pytest-benchmark psutil
+pip -r "$oldest" hypothesis pillow psutil 'pytest>=9' pytest-xdist simplejpeg webdataset
 pip -r "$oldest" -e '.'
-"$venv/bin/python" -m pytest -q tests/order tests/format tests/reading tests/writing \
+"$venv/bin/python" -m pytest -q -n 2 tests/order tests/format tests/reading tests/writing \
   tests/planning tests/dataset tests/loader tests/distributed "$@"

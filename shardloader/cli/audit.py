@@ -107,7 +107,7 @@ def _print(options: argparse.Namespace, history: History, faults: tuple[Fault, .
             ("attempts", report.number(history.attempts)),
             (
                 "superseded",
-                report.plural(history.superseded, "batche").replace("batche ", "batch "),
+                report.plural(history.superseded, "batch", "es"),
             ),
             ("orders", _orders(history)),
         )

@@ -89,13 +89,13 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.4g} {_UNITS[unit]}"
 
 
-def plural(count: int, word: str) -> str:
+def plural(count: int, word: str, ending: str = "s") -> str:
     """Give a count with its word.
 
     >>> plural(1, "shard"), plural(2000, "shard")
     ('1 shard', '2,000 shards')
     """
-    return f"{number(count)} {word}{'' if count == 1 else 's'}"
+    return f"{number(count)} {word}{'' if count == 1 else ending}"
 
 
 def some(items: Sequence[Any], total: int | None = None) -> str:

@@ -1,7 +1,7 @@
 """What can be wrong with a shard, in single words?
 
 Two tables and the collector that scanning fills. An *error* ends a scan; a *notice* does not. Some
-notices are warnings, to be logged once a shard; the others are for `shardloader verify` alone.
+notices are warnings, to be logged once a shard; the others only describe it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Notice:
 
     @property
     def is_warning(self) -> bool:
-        """Whether to log it, not only to list it in `verify`."""
+        """Whether to log it, not only to list it."""
         return self.kind in WARNING_KINDS
 
 

@@ -1,6 +1,6 @@
 """Which members make a sample?
 
-WebDataset's conventions, as `design.md` names them: the key is a member's path up to the first dot
+WebDataset's conventions: the key is a member's path up to the first dot
 of its base name, the field is the rest, lower-cased; adjacent members with one key are a sample.
 Members without an extension, folders and special members are skipped and do not end a sample.
 Names whose first path component is `__...__` without an extension hold a dataset's own notes and

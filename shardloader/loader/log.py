@@ -3,8 +3,8 @@
 A line is one JSON object and one unbuffered write, so that a killed rank leaves whole lines. The
 first kind of line says where an attempt starts, the others what each step held:
 
-    {"attempt": [1732900000000000000, 0], "rank": 0, "world_size": 2, "batch_size": 32,
-     "dataset": "...", "num_samples": 1000, "shuffled": true, "even": "pad",
+    {"version": 1, "attempt": [1732900000000000000, 0], "rank": 0, "world_size": 2,
+     "batch_size": 32, "dataset": "...", "num_samples": 1000, "shuffled": true, "even": "pad",
      "steps_per_epoch": null, "epoch": 0, "consumed": 0, "pass": 0, "position": 0}
     {"epoch": 0, "consumed": 0, "index": [17, 4, ...], "valid": 32}
 
@@ -28,6 +28,7 @@ import numpy as np
 from shardloader.distributed.rendezvous import MEETING_TIMEOUT_S, can_meet, meet
 from shardloader.errors import UsageError, WorldError
 from shardloader.order.integers import checked
+from shardloader.planning.audit import LOG_VERSION
 
 if TYPE_CHECKING:
     from shardloader.dataset.batches import Row
@@ -90,7 +91,8 @@ class SampleLog:
         """Say where this attempt starts; once an attempt."""
         if self._started != self._loads:
             self._started = self._loads
-            self._append({"attempt": [self._launch, self._loads], **about})
+            attempt = [self._launch, self._loads]
+            self._append({"version": LOG_VERSION, "attempt": attempt, **about})
 
     def step(self, *, epoch: int, consumed: int, row: Row) -> None:
         """Write down one received batch."""

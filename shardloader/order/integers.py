@@ -8,6 +8,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import numpy as np
+
 from shardloader.errors import UsageError
 
 MAX_SEED = 2**63
@@ -19,7 +21,7 @@ def checked(name: str, value: Any, *, least: int, below: int = 2**63) -> int:
     Raises UsageError that names the argument, the rule and the value.
     """
     try:
-        number = None if isinstance(value, bool) else operator.index(value)
+        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
     except TypeError:
         number = None
     if number is None:

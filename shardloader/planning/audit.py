@@ -28,6 +28,8 @@ MAX_GAP = 1000  # epochs without a record, before logs are taken for those of di
 
 MAX_SAMPLES = 1 << 33  # a count for each sample must fit in memory
 
+LOG_VERSION = 1  # of the lines that loader.log_samples writes and this module reads
+
 Attempt = tuple[int, int]
 Place = tuple[int, int]
 
@@ -292,6 +294,8 @@ def _read(path: Path, log: _Log) -> None:
 
 
 def _start(record: dict[str, Any]) -> Start:
+    if record["version"] != LOG_VERSION:
+        raise ValueError(f"a log of version {record['version']}, and this release reads 1")
     launch, loads = record["attempt"]
     start = Start(
         attempt=(int(launch), int(loads)),

@@ -1,7 +1,6 @@
 """Sizes in words: how many bytes a user means by "200MB".
 
-Knows numbers and units only: kB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB of 1024. It
-stands in this layer because the cache's limit and the writer's limit are both written this way.
+Knows numbers and units only: kB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB of 1024.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from shardloader.planning.audit import LOG_VERSION
 from shardloader.planning.plan import plan
 from tests.shards import write_shard
 
@@ -64,6 +65,7 @@ class Run:
         )
         step_size = made.dealing.step_size
         first = {
+            "version": LOG_VERSION,
             "attempt": [launch, 0],
             "rank": rank,
             "world_size": self.world_size,
