@@ -57,16 +57,21 @@ class ShardDataset(IterableDataset[Any]):
     seed, shuffle: what the order is drawn from; shuffle is True (`Shuffle()`), a
     `Shuffle(window=)` or False. fields: which fields are read (None: all). decode: "default", a
     mapping of fields to decoders, or None for raw bytes. transform: a function from sample to
-    sample; if it takes `rng` it gets a numpy generator keyed by (seed, epoch, sample).
-    reseed: seed the global generators of random, numpy and torch before each sample instead, in
-    worker processes. even: "pad", "drop" or "join", what the epoch's last step is. topology,
-    grid: see `Topology` and `Grid`; by default the process's own. steps_per_epoch: an epoch of
-    fixed length over an endless order. index_dir: where indexes lie if not beside the shards.
+    sample, both mappings; if it takes `rng` it gets a numpy generator keyed by seed, epoch and
+    sample. reseed: seed the global generators of random, numpy and torch before each sample
+    instead, in worker processes. even: "pad", "drop" or "join", what the epoch's last step is.
+    on_error: "raise". topology, grid: see `Topology` and `Grid`; by default the process's own.
+    steps_per_epoch: an epoch of fixed length over an endless order. index_dir: where indexes lie
+    if not beside the shards.
 
     batch_size, collate_fn, meta: for use without ShardLoader. With a batch_size it yields
-    batches, for `DataLoader(dataset, batch_size=None)`; without, samples.
+    batches as ShardLoader's are, for `DataLoader(dataset, batch_size=None)`. Without, it yields
+    samples: mappings of the decoded fields, with `__key__` (str), `__index__` (int, the sample's
+    number in the dataset) and `__valid__` (bool, False for a pad).
 
-    The source is opened when first needed. Raises UsageError for options that make no sense.
+    Raises UsageError for options that make no sense. The source is opened when first needed (by
+    `iter`, `num_samples`, or a loader's `len` or `state_dict`), which writes the indexes of shards
+    that have none, and raises UsageError, ManifestError or ShardError for what is no dataset.
     """
 
     def __init__(
