@@ -31,7 +31,7 @@ def make_corpus(folder: Path, counts: Sequence[int]) -> Path:
     for shard, count in enumerate(counts):
         write_shard(folder / f"shard-{shard:04d}.tar", count, first=first)
         first += count
-    open_catalog(folder, progress=False)
+    open_catalog(folder)
     return folder
 
 
@@ -47,7 +47,7 @@ def make_corpus_with(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "shard-0000.tar").write_bytes(tar_bytes(members))
     if indexed:
-        open_catalog(folder, progress=False)
+        open_catalog(folder)
     return folder
 
 

@@ -53,6 +53,9 @@ def _message(fault: Fault) -> str:
     """Say a fault in words."""
     if fault.kind == "nothing":
         return "no rank received a batch"
+    if fault.kind == "lost":
+        samples = report.plural(int(fault.numbers[0]), "sample")
+        return f"epoch {fault.epoch}: {samples} in no log, of steps that every rank has passed"
     if fault.kind == "same_order":
         return f"epochs {fault.numbers[0]} and {fault.epoch} were read in the same order"
     words = {
@@ -128,6 +131,8 @@ def _print(options: argparse.Namespace, history: History, faults: tuple[Fault, .
     report.print_line("")
     for fault in faults:
         report.print_line(f"FAULT  {_message(fault)}")
+    if any(fault.kind == "missing" and fault.epoch == history.epochs[-1].epoch for fault in faults):
+        report.print_line("(if the last epoch is still being read: --unfinished)")
     if not faults:
         report.print_line(_verdict(options, history))
 

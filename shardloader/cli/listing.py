@@ -70,8 +70,8 @@ def steps_to_list(plan: Plan, text: str, rank: int | None) -> tuple[Plan, range]
     first = plan.first_step
     if stop > first + plan.steps:
         raise UsageError(
-            f"the epoch's steps end before {first + plan.steps}, and --steps {text} asks for more: "
-            "in this topology there are no such steps"
+            f"in this topology the epoch has the steps 0 to {first + plan.steps - 1}, and --steps "
+            f"{text} asks for more"
         )
     if rank is not None:
         checked("--rank", rank, least=0, below=plan.dealing.world_size)

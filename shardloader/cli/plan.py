@@ -149,7 +149,9 @@ def _check(options: argparse.Namespace) -> None:
 
 def _source(options: argparse.Namespace) -> tuple[Catalog | None, NDArray[np.int64]]:
     if options.counts is None:
-        catalog = open_catalog(one_dataset(options.source), index_dir=options.index_dir)
+        catalog = open_catalog(
+            one_dataset(options.source), index_dir=options.index_dir, may_index=False
+        )
         return catalog, catalog.manifest.counts
     match = _COUNTS.fullmatch(options.counts)
     if match is None or int(match[1]) > _MOST_SHARDS:
@@ -181,12 +183,15 @@ def _grid(text: str | None) -> Grid | None:
 
 def _state(path: str) -> Any:
     try:
-        return json.loads(Path(path).read_bytes())
+        state = json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{path}: --state takes what ShardLoader.state_dict() returned, as JSON, and this is "
-            f"none ({error})"
+            f"none ({error}): from a checkpoint of torch.save, write its loader's part with "
+            "json.dump"
         ) from None
+    # A checkpoint is often {"model": ..., "loader": ...}.
+    return state["loader"] if isinstance(state, dict) and "loader" in state else state
 
 
 def _document(

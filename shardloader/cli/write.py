@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 Files whose paths are equal up to the first dot of their names make one sample: 001.jpg, 001.cls
-and 001.seg.png are one sample with the fields jpg, cls and seg.png. Samples are ordered by key.
+and 001.seg.png are one sample with the fields jpg, cls and seg.png. Samples are ordered by key, or
+by --shuffle SEED, which training wants where keys are sorted by class, by day or the like.
 
 example:
   shardloader write photos/ corpus/
   shardloader write photos/ corpus/ --dry-run
+  shardloader write photos/ corpus/ --shuffle 0 --overwrite
   shardloader write photos/ corpus/ --max-bytes 500MB --include '*.jpg' --include '*.cls'
 """
 
@@ -63,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pack files that match: their names, or with a '/' their paths (may be repeated)",
     )
     parser.add_argument(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="write the samples in an order drawn from SEED, instead of by key",
+    )
+    parser.add_argument(
         "--overwrite",
         action="store_true",
         help="first remove the shards of this pattern that DST holds",
@@ -83,6 +91,8 @@ def run(options: argparse.Namespace) -> int:
         overwrite=options.overwrite,
     )
     plan = plan_folder(source, writer.folder, include=options.include or ["*"], watch=_counted)
+    if options.shuffle is not None:
+        plan = plan.shuffled(options.shuffle)
     if options.dry_run:
         _check_free(options, writer.folder)
         limits = Limits(max_samples=options.max_samples, max_bytes=parse_bytes(options.max_bytes))

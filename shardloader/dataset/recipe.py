@@ -128,9 +128,10 @@ def checked_fields(fields: Any) -> frozenset[str] | None:
     """The fields asked for, lower-cased as they are read; raises UsageError for a bare string."""
     if fields is None:
         return None
-    is_list = isinstance(fields, Iterable) and not isinstance(fields, str)
-    names = [name for name in fields if isinstance(name, str)] if is_list else []
-    if not is_list or len(names) < len(list(fields)):
+    is_list = isinstance(fields, Iterable) and not isinstance(fields, str | Mapping)
+    given = list(fields) if is_list else []  # once: it may be a generator
+    names = [name for name in given if isinstance(name, str)]
+    if not is_list or len(names) < len(given):
         raise UsageError(
             f"fields= takes a list of field names such as ('jpg', 'cls'), and was {fields!r}"
         )

@@ -41,8 +41,7 @@ class SampleReader:
         """
         opened = self._pool[shard]
         key = opened.key(sample)
-        decoded: dict[str, Any] = {"__key__": key}
-        decoded.update(self._decoded(opened, sample, key))
+        decoded: dict[str, Any] = {"__key__": key, **self._decoded(opened, sample, key)}
         try:
             return key, self._transformer(decoded, number=number, index=index)
         except Exception as error:
@@ -61,6 +60,8 @@ class SampleReader:
             )
         decoded = {}
         for field, data in raw.items():
+            if field.startswith("__"):  # the loader's own names; a foreign tar may hold them
+                continue
             try:
                 decoded[field] = self._decode(field, data)
             except DecodeError as error:

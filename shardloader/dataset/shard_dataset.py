@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from shardloader.format.manifest import Manifest
     from shardloader.order.grid import Grid
     from shardloader.order.topology import Topology
-    from shardloader.reading.decode import Decoder
 
 log = logging.getLogger("shardloader")
 
@@ -81,7 +80,7 @@ class ShardDataset(IterableDataset[Any]):
         seed: int = 0,
         shuffle: bool | Shuffle | None = True,
         fields: Any = None,
-        decode: str | Mapping[str, Decoder | str | None] | None = "default",
+        decode: str | Mapping[str, Callable[[bytes], Any] | str | None] | None = "default",
         transform: Transform | None = None,
         reseed: bool = False,
         even: str = "pad",

@@ -48,6 +48,10 @@ class Engine:
         stream.start_at(epoch=epoch, consumed=dealing.consumed, grid=schedule.order.grid)
         return iter(loader)
 
+    def forget_workers(self) -> None:
+        """Start new workers next time, also where they persist."""
+        self._made = None
+
     def _make(self, batch_size: int) -> tuple[BatchStream, DataLoader[Any]]:
         if self._made is None:
             self._check_pickles()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from shardloader.errors import StaleIteratorError
+from shardloader.errors import StaleIteratorError, WorldError
 
 if TYPE_CHECKING:
     from shardloader.dataset.batches import Row
@@ -41,6 +41,7 @@ class LoaderIterator(Iterator[Any]):
     def __next__(self) -> Any:
         """The next batch; raises StaleIteratorError once the iterator is out of date."""
         if self._ended:
+            self._check_not_moved()
             raise StopIteration
         if self._given == 0 and not self._failed:
             self._start()
@@ -50,6 +51,7 @@ class LoaderIterator(Iterator[Any]):
             self._end(schedule)
             raise StopIteration
         batch = self._fetch()
+        self._check_current()  # another thread may have moved the position meanwhile
         self._given += 1
         is_last = self._given == schedule.dealing.num_steps
         if is_last:
@@ -68,6 +70,18 @@ class LoaderIterator(Iterator[Any]):
             self._rows = progress.rows_to_log(self._schedule)
             self._batches = self._engine.batches(self._schedule, epoch=progress.position.epoch)
 
+    def _check_not_moved(self) -> None:
+        """An iterator that is at its end says so, unless a position was loaded since."""
+        if self._given and self._progress.token is None:
+            raise self._stale()
+
+    def _stale(self) -> StaleIteratorError:
+        return StaleIteratorError(
+            f"an iterator goes on while the loader's position is its own, and after this one had "
+            f"given {self._given} batches the position was changed by load_state_dict, skip or a "
+            "later iterator: make a new one with iter(loader)"
+        )
+
     def _check_current(self) -> None:
         if self._failed:
             self._let_go()
@@ -77,25 +91,30 @@ class LoaderIterator(Iterator[Any]):
             )
         if self._progress.token is not self._token:
             self._let_go()
-            raise StaleIteratorError(
-                f"an iterator goes on while the loader's position is its own, and after this one "
-                f"had given {self._given} batches the position was changed by load_state_dict, "
-                "skip or a later iterator: make a new one with iter(loader)"
-            )
+            raise self._stale()
 
     def _fetch(self) -> Any:
         """The next batch from the workers, and its line in the log."""
         if self._batches is None:
             raise AssertionError
-        self._failed = True  # until it is here
-        batch = next(self._batches)
-        self._failed = False
+        self._failed = True  # until the batch is here, and in the log
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            raise WorldError(
+                f"the workers ended after {self._given} of {self._num_batches} batches: look in "
+                "their output why, and make a new iterator"
+            ) from None
+        except RuntimeError:  # what torch raises for a dead worker: start new ones next time
+            self._engine.forget_workers()
+            raise
         if self._rows is not None and self._schedule and self._progress.sample_log:
             self._progress.sample_log.step(
                 epoch=self._progress.position.epoch,
                 consumed=self._schedule.dealing.consumed_after(self._given),
                 row=next(self._rows),
             )
+        self._failed = False
         return batch
 
     def _end(self, schedule: Schedule | None) -> None:

@@ -133,6 +133,15 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         return self._progress.position.epoch
 
     @property
+    def step(self) -> int:
+        """Steps of the present topology that the position lies behind the epoch's start.
+
+        What `shardloader plan --steps` counts by. Rounded down, where steps of another size were
+        taken before a resume.
+        """
+        return self._progress.position.consumed // self._progress.step_size
+
+    @property
     def steps_left(self) -> int:
         """Batches that this rank has yet to receive in the present epoch."""
         if self._progress.position.empty:

@@ -5,13 +5,15 @@ first kind of line says where an attempt starts, the others what each step held:
 
     {"version": 1, "attempt": [1732900000000000000, 0], "rank": 0, "world_size": 2,
      "batch_size": 32, "dataset": "...", "num_samples": 1000, "shuffled": true, "even": "pad",
-     "steps_per_epoch": null, "epoch": 0, "consumed": 0, "pass": 0, "position": 0}
+     "steps_per_epoch": null, "closed": null, "epoch": 0, "consumed": 0, "pass": 0, "position": 0}
     {"epoch": 0, "consumed": 0, "index": [17, 4, ...], "valid": 32}
 
 consumed: positions consumed before the step; index: samples of the slots, the first `valid` of
-which are valid. With steps_per_epoch a step also has "pass", for each slot the pass over the data
-that it belongs to. An attempt is the launch and the number of states loaded in it: what an earlier
-attempt read at or after the start of a later one is superseded, since training was rolled back.
+which are valid. A line with "skipped" instead says how many positions training left out. closed:
+the epoch that a loaded state left without a step, and its position. With steps_per_epoch a step
+also has "pass", for each slot the pass over the data that it belongs to. An attempt is the launch
+and how often it went back to a loaded state: what an earlier attempt read at or after the start of
+a later one is superseded, since training was rolled back.
 """
 
 from __future__ import annotations
@@ -64,11 +66,15 @@ class SampleLog:
     def __init__(self, folder: str | os.PathLike[str], topology: Topology, launch: int) -> None:
         self._launch = launch
         self._loads = 0
+        self._rolled_back = False
         self._started: int | None = None
         name = f"rank-{topology.rank:05d}-of-{topology.world_size:05d}.{launch}.jsonl"
         self.path = Path(folder) / name
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise WorldError(f"can't make the folder of the samples' log: {error}") from error
+        try:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
             self._file = os.open(self.path, flags, 0o644)
         except FileExistsError:
@@ -85,10 +91,13 @@ class SampleLog:
 
     def rolled_back(self) -> None:
         """A state was loaded: what follows is another attempt."""
-        self._loads += 1
+        self._rolled_back = True
 
     def start(self, about: dict[str, Any]) -> None:
         """Say where this attempt starts; once an attempt."""
+        # Counted here, since all ranks start equally often, but may load one state twice.
+        self._loads += self._rolled_back
+        self._rolled_back = False
         if self._started != self._loads:
             self._started = self._loads
             attempt = [self._launch, self._loads]
@@ -106,6 +115,10 @@ class SampleLog:
             line["pass"] = row.passes.tolist()
         self._append(line)
 
+    def skip(self, *, epoch: int, consumed: int, count: int) -> None:
+        """Write down that training leaves positions out on purpose."""
+        self._append({"epoch": epoch, "consumed": consumed, "skipped": count})
+
     def _append(self, line: dict[str, Any]) -> None:
         if self._file < 0:
             return
@@ -115,6 +128,7 @@ class SampleLog:
         except OSError as error:
             raise WorldError(f"can't write the samples' log {self.path}: {error}") from error
         if written < len(data):
+            os.ftruncate(self._file, os.fstat(self._file).st_size - written)  # no half a line
             raise WorldError(f"the disk of the samples' log {self.path} is full")
 
     def close(self) -> None:

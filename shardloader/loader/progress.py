@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardloader.dataset.batches import rows
 from shardloader.distributed.rendezvous import can_meet, meet
+from shardloader.errors import ShardLoaderError
 from shardloader.order.agreement import FIELDS, verdict
 from shardloader.order.checkpoint import starting_grid
 from shardloader.order.grid import default_grid
@@ -54,11 +55,17 @@ class Progress:
         self._patience_s = patience_s
         self._grid: Grid | None = None
         self._said: set[str] = set()
+        self._closed: list[int] | None = None  # the epoch that a load left, and where
 
     @property
     def topology(self) -> Topology:
         """The data-parallel rank and world size."""
         return self._source.resolve_topology()
+
+    @property
+    def step_size(self) -> int:
+        """Samples of a step over all ranks."""
+        return self.topology.world_size * self.batch_size
 
     def schedule(self, *, consumed: int | None = None) -> Schedule:
         """What is left of the epoch after `consumed` positions, by default those received."""
@@ -83,6 +90,7 @@ class Progress:
         loaded.check_matches(self.checkpoint())
         loaded.check_fits(self._source.recipe.order(loaded.grid))
         self._grid = loaded.grid
+        self._closed = None
         self._move(self.position.load(epoch=loaded.epoch, consumed=loaded.consumed))
         self._say_what_changes(loaded)
         if loaded.consumed and self.schedule().dealing.num_steps == 0:
@@ -92,6 +100,7 @@ class Progress:
                 self._length() - loaded.consumed,
             )
             self._move(self.position.load(epoch=loaded.epoch + 1, consumed=0))
+            self._closed = [loaded.epoch, loaded.consumed]
         if self.sample_log is not None:
             self.sample_log.rolled_back()
 
@@ -108,19 +117,30 @@ class Progress:
         dealing = self.schedule().dealing
         consumed = dealing.consumed_after(steps) if steps else dealing.consumed
         is_last = steps > 0 and steps >= dealing.num_steps
+        if self.sample_log is not None and steps:
+            self.sample_log.start(self._about(self.schedule()))
+            self.sample_log.skip(
+                epoch=self.position.epoch,
+                consumed=self.position.consumed,
+                count=consumed - self.position.consumed,
+            )
         self._move(self.position.skip(consumed, is_last=is_last))
 
     def begin(self, token: object) -> Schedule | None:
         """Let the iterator of `token` start: its schedule, or None for an empty pass."""
-        was_empty = self.position.empty
-        length = self._length() if self.position.running else 0
-        self.position, note = self.position.begin(length=length)
+        was_empty, before = self.position.empty, self.position
+        length = self._length() if before.running else 0
+        self.position, note = before.begin(length=length)
+        try:
+            schedule = self.schedule()
+            self._agree(schedule, num_steps=0 if was_empty else schedule.dealing.num_steps)
+        except ShardLoaderError:
+            self.position = before  # nothing has begun
+            raise
         if note:
             log.log(logging.INFO if "broken off" in self._said else logging.WARNING, note)
             self._said.add("broken off")
         self.token = token
-        schedule = self.schedule()
-        self._agree(schedule, num_steps=0 if was_empty else schedule.dealing.num_steps)
         if was_empty:
             return None
         self._grid = schedule.order.grid
@@ -193,9 +213,10 @@ class Progress:
         )
 
     def _say_what_changes(self, loaded: Checkpoint) -> None:
-        step, given = self.topology.world_size * self.batch_size, self._options.grid
+        step, given = self.step_size, self._options.grid
         if loaded.grid.step != step and loaded.grid != given:
-            log.warning(
+            log.log(
+                logging.WARNING if self.topology.rank == 0 else logging.INFO,
                 "the global batch changes from %d to %d samples: every sample is still read once, "
                 "but the optimisation problem is another",
                 loaded.grid.step,
@@ -225,6 +246,7 @@ class Progress:
             "consumed": self.position.consumed,
             "even": self._options.even,
             "steps_per_epoch": self._options.steps_per_epoch,
+            "closed": self._closed,
             "pass": number,
             "position": position,
         }

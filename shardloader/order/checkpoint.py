@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardloader.errors import CheckpointError, UsageError
 from shardloader.order.grid import Grid
-from shardloader.order.integers import MAX_SEED, checked
+from shardloader.order.integers import MAX_SEED, checked, shown
 
 if TYPE_CHECKING:
     from shardloader.order.epoch import Order
@@ -145,10 +145,10 @@ def _check_version(state: Mapping[Any, Any]) -> None:
             "a state of ShardLoader names its format version, and this one, with the keys "
             f"{sorted(map(str, state))[:8]}, does not: load what ShardLoader.state_dict() returned"
         )
-    if version != FORMAT_VERSION or isinstance(version, bool):
+    if type(version) is not int or version != FORMAT_VERSION:
         raise CheckpointError(
             f"this release reads states of format version {FORMAT_VERSION}, and this one has "
-            f"version {version!r}: load it with the release that wrote it, or a newer one"
+            f"version {shown(version)}: load it with the release that wrote it, or a newer one"
         )
 
 

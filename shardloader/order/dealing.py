@@ -12,12 +12,12 @@ The last step deals what is left evenly, and `even` says what fills it up.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from shardloader.errors import UsageError
-from shardloader.order.integers import checked
+from shardloader.order.integers import checked, shown
 from shardloader.order.turns import Counts, turns
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ EVEN_POLICIES: Final = {
 }
 
 
-def checked_even(even: str) -> str:
+def checked_even(even: Any) -> str:
     """`even` if it is one of the policies; raises UsageError that lists them."""
-    if even not in EVEN_POLICIES:
+    if not isinstance(even, str) or even not in EVEN_POLICIES:
         meanings = "; ".join(f"{name!r}: {text}" for name, text in EVEN_POLICIES.items())
-        raise UsageError(f"even= is one of {meanings}. It was {even!r}")
+        raise UsageError(f"even= is one of {meanings}. It was {shown(even)}")
     return even
 
 

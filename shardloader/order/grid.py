@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardloader.errors import UsageError
-from shardloader.order.integers import checked
+from shardloader.order.integers import checked, shown
 from shardloader.order.turns import turns
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ class Grid:
     def from_list(cls, values: Any) -> Grid:
         """The grid of `[ranks, workers, batch]`; raises UsageError for anything else."""
         if not isinstance(values, (list, tuple)) or len(values) != 3:
-            raise UsageError(f"a grid is three integers [ranks, workers, batch], not {values!r}")
+            raise UsageError(
+                f"a grid is three integers [ranks, workers, batch], not {shown(values)}"
+            )
         ranks, workers, batch = values
         return cls(ranks=ranks, workers=workers, batch=batch)
 

@@ -26,10 +26,18 @@ def checked(name: str, value: Any, *, least: int, below: int = 2**63) -> int:
         number = None
     if number is None:
         raise UsageError(
-            f"{name} must be an integer, and is {value!r} (a {type(value).__name__}): give a whole "
-            f"number of at least {least}"
+            f"{name} must be an integer, and is {shown(value)} (a {type(value).__name__}): give a "
+            f"whole number of at least {least}"
         )
     if not least <= number < below:
         bound = f"at least {least}" if number < least else f"less than {below}"
-        raise UsageError(f"{name} must be {bound}, and is {number}")
+        raise UsageError(f"{name} must be {bound}, and is {shown(number)}")
     return number
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: short, whatever it is."""
+    if isinstance(value, int) and abs(value) >= 2**128:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

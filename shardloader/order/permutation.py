@@ -26,6 +26,7 @@ SHARDS: Final = 0
 WINDOW_FIRST: Final = 1
 WINDOW_SECOND: Final = 2
 SAMPLE: Final = 3
+PACKING: Final = 4
 
 WORDS_A_COUNTER: Final = 4  # Philox 4x64 makes four words for each value of its counter
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SAMPLES_TO_COMPARE = 16  # two shuffles of so many agree once in 2e13
 MAX_GAP = 1000  # epochs without a record, before logs are taken for those of different runs
 
-MAX_SAMPLES = 1 << 33  # a count for each sample must fit in memory
+MAX_SAMPLES = 1 << 32  # a count of four bytes for each sample must fit in memory
 
 LOG_VERSION = 1  # of the lines that loader.log_samples writes and this module reads
 
@@ -39,11 +39,13 @@ class Start:
     """One rank's start of an attempt.
 
     place: (epoch, consumed); first_pass, first_position: the same as a pass over the data and a
-    position in it, which differ from place with `steps_per_epoch`.
+    position in it, which differ from place with `steps_per_epoch`; closed: the epoch and position
+    that a loaded state left, having no step there.
     """
 
     attempt: Attempt
     rank: int
+    world_size: int
     step_size: int
     dataset: str
     num_samples: int
@@ -53,6 +55,7 @@ class Start:
     place: Place
     first_pass: int
     first_position: int
+    closed: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,6 +76,7 @@ class Received:
 # What can be wrong with a history.
 FAULTS: Final = {
     "missing": "samples that were never read",
+    "lost": "samples of steps that every rank has passed, and that are in no log",
     "repeated": "samples that were read as valid more than once",
     "unknown": "samples that were read and the dataset does not hold",
     "same_order": "an epoch in the order of an earlier one",
@@ -83,7 +87,8 @@ FAULTS: Final = {
 class Fault(NamedTuple):
     """One fault of one epoch; kind: a word of FAULTS.
 
-    numbers: the samples' dataset numbers, int64, or the earlier epoch of "same_order".
+    numbers: the samples' dataset numbers, int64; of "lost" how many they are; of "same_order" the
+    earlier epoch.
     """
 
     kind: str
@@ -98,7 +103,7 @@ class EpochAudit:
     tally: counts; steps: steps received; order: the valid samples in the order of training,
     rank after rank within a step, int64; may_lack: samples that need not be there, because
     even="drop" leaves them out, logging began behind them, or an endless order has yet to come
-    to them.
+    to them; lost: samples of steps that every rank has passed and not all ranks logged.
     """
 
     epoch: int
@@ -106,12 +111,15 @@ class EpochAudit:
     steps: int
     order: NDArray[np.int64]
     may_lack: int
+    lost: int
 
     def faults(self, *, unfinished: bool = False) -> Iterator[Fault]:
         """What is wrong; in an epoch that is `unfinished` any number may be missing yet."""
         tally = self.tally
         if tally.missing.size > self.may_lack and not unfinished:
             yield Fault("missing", self.epoch, tally.missing)
+        elif self.lost:
+            yield Fault("lost", self.epoch, np.array([self.lost]))
         if tally.repeated.size:
             yield Fault("repeated", self.epoch, tally.repeated)
         if tally.unknown.size:
@@ -122,14 +130,16 @@ class EpochAudit:
 class History:
     """The audit of a run.
 
-    attempts: launches and loads seen; superseded: batches that were rolled back; epochs: in
-    order, without a gap. The last epoch may be one that training has not finished.
+    attempts: launches and loads seen; superseded: batches that were rolled back; may_be_empty:
+    whether the data make no whole step, and "drop" leaves them out; epochs: in order, without a
+    gap. The last epoch may be one that training has not finished.
     """
 
     attempts: int
     superseded: int
     num_samples: int
     counts_passes: bool
+    may_be_empty: bool
     epochs: tuple[EpochAudit, ...]
     repeated_orders: tuple[tuple[int, int], ...]
 
@@ -141,7 +151,7 @@ class History:
         found += [
             Fault("same_order", second, np.array([first])) for first, second in self.repeated_orders
         ]
-        if not self.epochs:
+        if not self.epochs and not self.may_be_empty:
             found.append(Fault("nothing", 0, np.zeros(0, dtype=np.int64)))
         return tuple(found)
 
@@ -151,10 +161,19 @@ class History:
         return not self.faults()
 
 
+class Skipped(NamedTuple):
+    """Positions that training left out on purpose."""
+
+    attempt: Attempt
+    place: Place
+    num_positions: int
+
+
 @dataclass(slots=True)
 class _Log:
     starts: list[Start] = field(default_factory=list)
     received: list[Received] = field(default_factory=list)
+    skipped: set[Skipped] = field(default_factory=set)
 
 
 def audit_logs(folder: str | PathLike[str]) -> History:
@@ -195,25 +214,30 @@ def _history(log: _Log) -> History:
     for attempt in reversed(attempts):
         rolled_back[attempt] = earliest
         earliest = begun[attempt] if earliest is None else min(earliest, begun[attempt])
-    final = []
-    for each in log.received:
+
+    def is_final(each: Received | Skipped) -> bool:
         limit = rolled_back[each.attempt]
-        if limit is None or each.place < limit:
-            final.append(each)
+        return limit is None or each.place < limit
+
+    final = list(filter(is_final, log.received))
+    skipped: dict[int, int] = {}
+    for jump in filter(is_final, log.skipped):  # every rank tells of it: a set holds it once
+        skipped[jump.place[0]] = skipped.get(jump.place[0], 0) + jump.num_positions
     first = min(log.starts, key=lambda start: start.place)
-    epochs = tuple(_epochs(final, first, {start.attempt: start for start in log.starts}))
+    epochs = tuple(_epochs(final, first, log.starts, skipped))
     return History(
         attempts=len(attempts),
         superseded=len(log.received) - len(final),
         num_samples=num_samples,
         counts_passes=first.endless,
+        may_be_empty=first.even == "drop" and num_samples < first.step_size,
         epochs=epochs,
         repeated_orders=_repeated_orders(epochs) if first.shuffled else (),
     )
 
 
 def _epochs(
-    received: list[Received], first: Start, starts: dict[Attempt, Start]
+    received: list[Received], first: Start, starts: list[Start], skipped: dict[int, int]
 ) -> Iterator[EpochAudit]:
     """Audit epoch by epoch, or pass by pass, also those in between that nobody read."""
     received.sort(key=lambda each: (each.place, each.attempt, each.rank))
@@ -230,22 +254,50 @@ def _epochs(
     for number in range(first.first_pass, last + 1):
         batches = by_number.get(number, [])
         may_lack = first.first_position if number == first.first_pass else 0
+        may_lack += skipped.get(number, 0)
+        lost = 0
         if first.endless:
-            may_lack = first.num_samples if number == last else may_lack
+            may_lack = first.num_samples if number == last or skipped else may_lack
         elif batches:
-            may_lack += _dropped(starts[max(each.attempt for each in batches)], number)
-        yield _epoch(number, batches, first.num_samples, may_lack)
+            latest = max(each.attempt for each in batches)
+            start = next(start for start in starts if start.attempt == latest)
+            lost = _lost(batches, start, may_lack)
+            may_lack += _dropped(start, number, starts)
+        yield _epoch(number, batches, first.num_samples, may_lack=may_lack, lost=lost)
 
 
-def _dropped(start: Start, epoch: int) -> int:
+def _dropped(start: Start, epoch: int, starts: list[Start]) -> int:
     """Samples that even="drop" left out of an epoch that the attempt of `start` read last."""
+    closed = [each.closed[1] for each in starts if each.closed and each.closed[0] == epoch]
+    if closed:  # by a later load, whose topology had no step left there
+        return start.num_samples - closed[-1]
     if start.even != "drop":
         return 0
     consumed = start.place[1] if start.place[0] == epoch else 0
     return (start.num_samples - consumed) % start.step_size
 
 
-def _epoch(number: int, batches: list[Received], num_samples: int, may_lack: int) -> EpochAudit:
+def _lost(batches: list[Received], start: Start, unlogged: int) -> int:
+    """Valid samples that are missing below the position that every rank has passed.
+
+    start: of the attempt that read last; unlogged: positions that training took before any log.
+    """
+    epoch = batches[0].place[0]
+    reached: dict[int, int] = {}
+    for each in batches:
+        if each.attempt == start.attempt:
+            reached[each.rank] = max(each.place[1], reached.get(each.rank, 0))
+    if len(reached) == start.world_size:
+        passed = min(min(reached.values()) + start.step_size, start.num_samples)
+    else:  # a rank has not received a batch yet
+        passed = start.place[1] if start.place[0] == epoch else 0
+    read = sum(each.valid for each in batches if each.place[1] < passed)
+    return max(0, passed - unlogged - read)
+
+
+def _epoch(
+    number: int, batches: list[Received], num_samples: int, *, may_lack: int, lost: int
+) -> EpochAudit:
     parts = []
     for each in batches:
         inside = each.passes == number
@@ -258,6 +310,7 @@ def _epoch(number: int, batches: list[Received], num_samples: int, may_lack: int
         steps=len({each.place for each in batches}),
         order=np.concatenate([empty, *(index[valid] for index, valid in parts)]),
         may_lack=may_lack,
+        lost=lost,
     )
 
 
@@ -285,8 +338,11 @@ def _read(path: Path, log: _Log) -> None:
                 start = _start(record)
                 log.starts.append(start)
                 continue
+            if "skipped" in record:
+                log.skipped.add(_skipped(record, start))
+                continue
             log.received.append(_received(record, start))
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise DataError(
                 f"{path}, line {number}: a line is one record of loader.log_samples, and this one "
                 f"is not ({error}): {line[:80]!r}"
@@ -300,6 +356,7 @@ def _start(record: dict[str, Any]) -> Start:
     start = Start(
         attempt=(int(launch), int(loads)),
         rank=int(record["rank"]),
+        world_size=int(record["world_size"]),
         step_size=int(record["world_size"]) * int(record["batch_size"]),
         dataset=str(record["dataset"]),
         num_samples=int(record["num_samples"]),
@@ -309,12 +366,27 @@ def _start(record: dict[str, Any]) -> Start:
         place=(int(record["epoch"]), int(record["consumed"])),
         first_pass=int(record["pass"]),
         first_position=int(record["position"]),
+        closed=_place(record["closed"]),
     )
     if not 0 <= start.num_samples <= MAX_SAMPLES:
         raise ValueError(f"a dataset of {start.num_samples} samples")
     if min(*start.place, start.step_size - 1) < 0 or not 0 <= start.first_pass < 2**62:
         raise ValueError("an epoch before the first")
     return start
+
+
+def _place(closed: Any) -> Place | None:
+    if closed is None:
+        return None
+    epoch, consumed = closed
+    return int(epoch), int(consumed)
+
+
+def _skipped(record: dict[str, Any], start: Start | None) -> Skipped:
+    if start is None:
+        raise ValueError("a jump before its attempt's start")
+    place = (int(record["epoch"]), int(record["consumed"]))
+    return Skipped(start.attempt, place, int(record["skipped"]))
 
 
 def _received(record: dict[str, Any], start: Start | None) -> Received:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardloader.errors import ManifestError
-from shardloader.reading.indexing import index_on_first_use, read_manifest
+from shardloader.errors import ManifestError, UsageError
+from shardloader.reading.indexing import existing_manifest, index_on_first_use, read_manifest
 from shardloader.reading.source import Source, find_shards, resolve
 
 if TYPE_CHECKING:
@@ -56,19 +56,25 @@ class Catalog:
 
 
 def open_catalog(
-    source: SourceText, *, index_dir: PathText | None = None, progress: bool = True
+    source: SourceText, *, index_dir: PathText | None = None, may_index: bool = True
 ) -> Catalog:
     """Open a dataset: a folder, a brace pattern, or a list of shards.
 
     A folder with no manifest, or shards with no index, are indexed first, and that is remembered:
-    beside the shards, or under `index_dir`. Raises UsageError for what is no dataset, ManifestError
+    beside the shards, or under `index_dir`; unless `may_index` is False, then they are refused.
+    Raises UsageError for what is no dataset, ManifestError
     for shards that are not those of the manifest (looked at when there are at most 10,000), and
     ShardError for a damaged shard.
     """
     place = resolve(source, index_dir=index_dir)
-    manifest = read_manifest(place)
+    manifest = read_manifest(place) if may_index else existing_manifest(place)
+    if manifest is None and not may_index:
+        raise UsageError(
+            f"{place.location} is not indexed yet, and no shard is read here: run "
+            "`shardloader index` first"
+        )
     if manifest is None:
-        manifest = index_on_first_use(place, progress=progress)
+        manifest = index_on_first_use(place)
     catalog = Catalog(manifest=manifest, source=place)
     if manifest.num_shards <= MAX_CHECKED_SHARDS:
         check(catalog)

@@ -219,6 +219,17 @@ DEFAULT_DECODERS: Mapping[str, Decoder] = {
 
 
 @dataclass(frozen=True, slots=True)
+class OwnDecoder:
+    """A caller's decoder: it gets bytes, which every library takes."""
+
+    function: Callable[[bytes], Any]
+
+    def __call__(self, data: memoryview) -> Any:
+        """What the caller's function makes of the bytes."""
+        return self.function(bytes(data))
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeTable:
     """Which decoder reads which field: a whole field before its last extension.
 
@@ -244,8 +255,10 @@ class DecodeTable:
         except UsageError:
             raise
         except Exception as error:
+            own = isinstance(self.decoder(field), OwnDecoder)
+            told = "its decode= raised" if own else "is not what its name says:"
             raise DecodeError(
-                f"field {field!r} ({len(data)} bytes) is not what its name says: {_sentence(error)}"
+                f"field {field!r} ({len(data)} bytes) {told} {_sentence(error)}"
             ) from error
 
 
@@ -254,11 +267,14 @@ def located(error: DecodeError, *, shard: str, key: str, offset: int) -> DecodeE
     return DecodeError(f"shard {shard!r}, sample {key!r}, byte {offset}: {error}")
 
 
-def resolve(decode: str | Mapping[str, Decoder | str | None] | None = "default") -> DecodeTable:
+def resolve(
+    decode: str | Mapping[str, Callable[[Any], Any] | str | None] | None = "default",
+) -> DecodeTable:
     """Return the table that the option `decode` stands for.
 
     "default" is `DEFAULT_DECODERS`; None is bytes for every field; a mapping of fields or
-    extensions to callables, names of `NAMED_DECODERS` or None (bytes) is laid over the default.
+    extensions to callables that take bytes, names of `NAMED_DECODERS` or None (bytes) is laid over
+    the default.
     Raises UsageError for anything else.
     """
     if decode is None:
@@ -294,7 +310,7 @@ def _decoder(field: str, given: object) -> Decoder:
     if isinstance(given, str) and given in NAMED_DECODERS:
         return NAMED_DECODERS[given]
     if callable(given):
-        return given
+        return OwnDecoder(given)
     raise UsageError(
         f"the decoder of field {field!r} is a callable, None, or one of "
         f"{', '.join(NAMED_DECODERS)}; not {given!r}"

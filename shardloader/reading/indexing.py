@@ -31,6 +31,7 @@ from shardloader.errors import (
     UsageError,
     WorldError,
 )
+from shardloader.format.agreeing import seems_to_be_of
 from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
 from shardloader.reading.source import UNFINISHED_NAME, Source, find_shards, resolve
@@ -81,20 +82,32 @@ def index_dataset(
     return indexed
 
 
-def index_on_first_use(place: Source, *, progress: bool = True) -> Manifest:
+def index_on_first_use(place: Source) -> Manifest:
     """Give the manifest of a dataset that had none, by indexing whatever has no index yet.
 
     Raises UsageError for a folder that a writer has not finished.
     """
+    _refuse_unfinished(place)
+    job = _Job(num_workers=_available_cpus(), force=False, progress=True)
+    manifest, _ = _index(place, job, accept_manifest=True)
+    return manifest
+
+
+def _refuse_unfinished(place: Source) -> None:
     if place.names is None and (Path(place.root) / UNFINISHED_NAME).exists():
         raise UsageError(
             f"{place.location}: a writer was broken off here, or still writes: finish it, or write "
             "anew with overwrite=True; to take the shards that are there as the dataset, run "
             "`shardloader index`"
         )
-    job = _Job(num_workers=_available_cpus(), force=False, progress=progress)
-    manifest, _ = _index(place, job, accept_manifest=True)
-    return manifest
+
+
+def existing_manifest(place: Source) -> Manifest | None:
+    """Give the manifest of a dataset that is indexed already, and change nothing; else None."""
+    if place.names is None:
+        return read_manifest(place)
+    entries = _current_entries(place, place.names)
+    return _joined(place.names, entries) if len(entries) == len(place.names) else None
 
 
 def read_manifest(place: Source) -> Manifest | None:
@@ -118,9 +131,13 @@ def _index(
         entries = _current_entries(place, place.names)
         if len(entries) == len(place.names):
             return _conclude(place, place.names, entries)  # nothing to write: no lock is taken
+    if place.names is None:
+        find_shards(place.root)  # what is no dataset is refused before a lock file is left there
     with _lock(place) as lock:
         if accept_manifest and (manifest := read_manifest(place)) is not None:
             return manifest, {}  # the process that held the lock before has made it
+        if accept_manifest:
+            _refuse_unfinished(place)  # also if a writer began while this process waited
         names = find_shards(place.root) if place.names is None else place.names
         return _conclude(place, names, _entries(place, names, job, lock))
 
@@ -129,16 +146,20 @@ def _conclude(
     place: Source, names: tuple[str, ...], by_name: Mapping[str, _Entry]
 ) -> tuple[Manifest, dict[str, tuple[Notice, ...]]]:
     """Join the entries to a manifest, and publish that where it has a place."""
+    manifest = _joined(names, by_name)
+    if place.manifest_path is not None:
+        publish(place.manifest_path, manifest.to_json_bytes())
+    return manifest, {name: by_name[name].notices for name in names if by_name[name].notices}
+
+
+def _joined(names: tuple[str, ...], by_name: Mapping[str, _Entry]) -> Manifest:
     entries = [by_name[name] for name in names]
-    manifest = Manifest(
+    return Manifest(
         names=names,
         sizes=np.array([entry.shard_bytes for entry in entries], dtype=np.int64),
         counts=np.array([entry.num_samples for entry in entries], dtype=np.int64),
         index_digests=tuple(entry.digest for entry in entries),
     )
-    if place.manifest_path is not None:
-        publish(place.manifest_path, manifest.to_json_bytes())
-    return manifest, {name: by_name[name].notices for name in names if by_name[name].notices}
 
 
 @contextmanager
@@ -199,6 +220,8 @@ def _current_entry(place: Source, name: str) -> _Entry | None:
         index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
     except IndexFileError:
         return None
+    if not seems_to_be_of(index, map_file(shard_path)):
+        return None  # of another shard, or the shard was replaced by one of its size
     return _entry(index) if index.shard_bytes == shard.st_size else None
 
 

@@ -12,7 +12,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from shardloader.errors import ManifestError, UsageError, WorldError
+from shardloader.errors import ManifestError, ShardError, UsageError, WorldError
+from shardloader.format.agreeing import seems_to_be_of
 from shardloader.format.index import SampleIndex
 from shardloader.reading.store import map_file, publish
 
@@ -46,6 +47,20 @@ class Shard:
         """Map a shard and its index."""
         index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
         return cls(map_file(path), index, name=path)
+
+    def is_as_indexed(self) -> bool:
+        """Whether the tar is the one that was indexed, by its outermost members.
+
+        Where their headers tell nothing (a name of another writer's making), by all of it.
+        """
+        data = self._data
+        if data is None or seems_to_be_of(self.index, data):
+            return data is not None
+        try:
+            found, _ = SampleIndex.build(data, shard=self.name)
+        except ShardError:
+            return False
+        return found.digest == self.index.digest
 
     @property
     def num_samples(self) -> int:
@@ -162,6 +177,11 @@ def _open_listed(catalog: Catalog, shard: int) -> Shard:
     if not Path(index_path).exists():
         return _reindexed(path, index_path, expected)
     opened = Shard.open(path, index_path)
+    if not opened.is_as_indexed():
+        raise ManifestError(
+            f"{path}: the shard does not hold what its index says, though it has the same size: it "
+            f"was replaced; {_WAY_OUT}"
+        )
     if opened.index.digest != expected:
         raise ManifestError(
             f"{index_path}: the index has the digest {opened.index.digest}, and the manifest lists "

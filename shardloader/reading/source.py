@@ -88,6 +88,7 @@ def find_shards(folder: str) -> tuple[str, ...]:
     release does not read, are named then, or logged.
     """
     names = _files(folder, "", ())
+    _refuse_several_datasets(folder, names)
     shards = sorted((n for n in names if n.endswith(SHARD_SUFFIX)), key=os.fsencode)
     compressed = [n for n in names if n.endswith(COMPRESSED_SUFFIXES)]
     remark = (
@@ -104,6 +105,18 @@ def find_shards(folder: str) -> tuple[str, ...]:
     if remark:
         logger.warning("%s: %s", folder, remark)
     return tuple(shards)
+
+
+def _refuse_several_datasets(folder: str, names: list[str]) -> None:
+    """Folders with manifests of their own, `train` and `val` say, are datasets, and not one."""
+    inside = {name.rpartition("/")[0] for name in names if name.endswith(f"/{MANIFEST_NAME}")}
+    datasets = sorted(inside & {n.rpartition("/")[0] for n in names if n.endswith(SHARD_SUFFIX)})
+    if datasets:
+        raise UsageError(
+            f"{folder} holds datasets of their own, with a {MANIFEST_NAME} each: "
+            f"{', '.join(datasets[:3])}{', ...' if len(datasets) > 3 else ''}: give one of them, "
+            "or a list of the shards that you mean"
+        )
 
 
 def _existing(text: str) -> Path | None:

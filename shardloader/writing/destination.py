@@ -109,10 +109,11 @@ class Destination:
         verdict = judge(names, self._pattern, overwrite=self._overwrite)
         if verdict.refusal is not None:
             raise UsageError(f"can't write to {str(self.folder)!r}: {verdict.refusal}")
+        # Shards without a manifest would else be taken for a whole dataset: those of this writer
+        # that are finished, and before that those that are not yet removed.
+        publish(self.folder / UNFINISHED_NAME, b"")
         for name in verdict.remove:
             (self.folder / name).unlink(missing_ok=True)
-        # Finished shards without a manifest would else be taken for a whole dataset.
-        (self.folder / UNFINISHED_NAME).touch()
 
 
 def _failed(folder: Path, error: OSError) -> WorldError:

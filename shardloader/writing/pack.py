@@ -14,13 +14,15 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from shardloader.errors import UsageError, WorldError
 from shardloader.format.samples import is_reserved, split_name
+from shardloader.order.integers import MAX_SEED, checked
+from shardloader.order.permutation import PACKING, permutation
 from shardloader.writing.encode import field_layout, key_problem
 from shardloader.writing.writer import ShardWriter
 
@@ -72,6 +74,12 @@ class PackPlan:
     def total_bytes(self) -> int:
         """The size of all files that will be read."""
         return sum(file.size for sample in self.samples for file in sample.files)
+
+    def shuffled(self, seed: int) -> PackPlan:
+        """The same samples in an order drawn from `seed`; raises UsageError for no seed."""
+        seed = checked("seed", seed, least=0, below=MAX_SEED)
+        order = permutation((seed, 0), PACKING, len(self.samples))
+        return replace(self, samples=tuple(self.samples[i] for i in order.tolist()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,6 +118,27 @@ def test_an_unfinished_last_epoch_may_lack_samples_and_nothing_else(logs, run):
     assert kinds(run("audit", "logs", "--unfinished", "--json")) == ["repeated"]
 
 
+def test_a_batch_lost_in_the_middle_of_an_unfinished_epoch_is_a_fault(place, run):
+    made = Run(place / "logs")
+    made.attempt(1, stop=6)
+    lines = made.read(1, 1)
+    del lines[3]
+    made.rewrite(1, 1, lines)
+    ended = run("audit", "logs", "--unfinished")
+    assert ended.code == 1
+    assert "FAULT  epoch 0: 4 samples in no log, of steps that every rank has passed" in ended.out
+
+
+def test_a_rank_that_is_behind_has_lost_nothing(place, run):
+    made = Run(place / "logs")
+    made.attempt(1, stop=6)
+    lines = made.read(1, 1)
+    made.rewrite(1, 1, lines[:-2])
+    assert run("audit", "logs", "--unfinished").code == 0
+    made.rewrite(1, 1, lines[:1])
+    assert run("audit", "logs", "--unfinished").code == 0
+
+
 def test_an_earlier_epoch_is_never_unfinished(logs, run):
     lines = logs.read(0, 1)
     del lines[2]

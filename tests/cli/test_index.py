@@ -73,7 +73,7 @@ def test_a_broken_shard_is_named_and_exit_code_1(place, run):
     assert "shard-001.tar" in ended.err
     assert "1 more of the shards" in ended.err
     assert run("index", "corpus", "--json").json["error"]["kind"] == "ShardError"
-    assert run("plan", "corpus", "--batch-size", "4").code == 1
+    assert run("plan", "corpus", "--batch-size", "4").code == 2
 
 
 def test_a_broken_manifest_is_exit_code_1(place, run):

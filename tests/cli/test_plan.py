@@ -181,6 +181,18 @@ def test_what_any_step_held_is_told_from_a_state_alone(corpus, place, run):
     assert {row["step"] for row in told.json["listing"]} == {3, 4, 5, 6}
 
 
+def test_the_loaders_part_of_a_checkpoint_is_found(corpus, place, run):
+    state = state_of(corpus, 12, batch_size=4, world_size=3)
+    (place / "whole.json").write_text(json.dumps({"model": [], "loader": state}))
+    assert (
+        run("plan", "corpus", *TOPOLOGY, "--state", "whole.json", "--json").json["first_step"] == 1
+    )
+    (place / "ckpt.pt").write_bytes(b"\x80\x02}")
+    ended = run("plan", "corpus", *TOPOLOGY, "--state", "ckpt.pt")
+    assert ended.code == 2
+    assert "write its loader's part with json.dump" in ended.err
+
+
 def test_steps_before_the_state_that_another_topology_read_are_refused(corpus, place, run):
     state = state_of(corpus, 60, batch_size=4, world_size=3, num_workers=2, seed=1, epoch=2)
     (place / "ckpt.json").write_text(json.dumps(state))

@@ -100,3 +100,15 @@ def test_a_file_that_changes_meanwhile_is_exit_code_1(place, run, monkeypatch):
     assert ended.json["error"]["kind"] == "WorldError"
     assert "011.jpg" in ended.err
     assert not (place / "packed" / "manifest.json").exists()
+
+
+def test_a_shuffled_write_is_the_same_for_the_same_seed(place, run):
+    for number in range(40):
+        (place / "photos").mkdir(exist_ok=True)
+        (place / "photos" / f"{number:02d}.txt").write_text(str(number))
+    for folder, seed in (("a", "3"), ("b", "3"), ("c", "4")):
+        assert run("write", "photos", folder, "--shuffle", seed).code == 0
+    shard = "shard-000000.tar"
+    one, again, other = ((place / folder / shard).read_bytes() for folder in "abc")
+    assert one == again
+    assert one != other

@@ -75,6 +75,7 @@ class Run:
             "shuffled": True,
             "even": made.dealing.even,
             "steps_per_epoch": None,
+            "closed": None,
             "epoch": epoch,
             "consumed": start * step_size,
             "pass": epoch,

@@ -22,6 +22,7 @@ from tests.corpora import (
     loaders_of,
     make_corpus_with,
 )
+from tests.shards import tar_bytes
 
 COUNTS = (3, 0, 4, 2)
 NUM_SAMPLES = 9
@@ -52,7 +53,7 @@ def test_fields_are_those_asked_for_whatever_their_case():
 
 
 def test_fields_may_be_given_by_anything_that_is_iterated():
-    for fields in (["txt"], {"txt"}, (name for name in ["txt"]), {"txt": None}):
+    for fields in (["txt"], {"txt"}, (name for name in ["txt"]), {"txt": 1}.keys()):
         (sample, *_) = dataset_of(kept_corpus(COUNTS), fields=fields)
         assert "txt" in sample
         assert "cls" not in sample
@@ -268,3 +269,10 @@ def test_a_pickle_holds_no_open_shard():
     list(dataset)
     assert len(pickle.dumps(dataset.recipe)) == before
     assert pickle.loads(pickle.dumps(dataset))._reader is None
+
+
+def test_names_of_the_loaders_own_in_a_foreign_shard_are_left_out(tmp_path):
+    members = [("0.__key__", b"other"), ("0.__valid__", b"no"), ("0.txt", b"x")]
+    (tmp_path / "a.tar").write_bytes(tar_bytes(members))
+    (sample,) = dataset_of(tmp_path, meta="none")
+    assert sample == {"__key__": "0", "txt": "x"}

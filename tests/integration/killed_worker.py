@@ -3,7 +3,7 @@
 torch tells of a dead worker from a signal handler, at whatever line the process then is, so this
 can't share a process with other tests.
 
-    python killed_worker.py CORPUS
+    python killed_worker.py CORPUS [persistent]
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ import shardloader as sl
 
 def main() -> None:
     """Print what the loop saw: the error's type and first line, and what the iterator says then."""
+    persistent = len(sys.argv) > 2
     loader: Any = sl.ShardLoader(
-        sl.ShardDataset(sys.argv[1]), batch_size=2, num_workers=2, prefetch_factor=1
+        sl.ShardDataset(sys.argv[1]),
+        batch_size=2,
+        num_workers=2,
+        prefetch_factor=1,
+        persistent_workers=persistent,
     )
     iterator = iter(loader)
     try:
@@ -32,6 +37,8 @@ def main() -> None:
         next(iterator)
     except sl.StaleIteratorError as error:
         print(type(error).__name__, error)
+    if persistent:
+        print("then", len(list(loader)), "batches")
 
 
 if __name__ == "__main__":

@@ -204,3 +204,15 @@ def test_each_worker_opens_the_shards_of_its_own_lanes_alone():
 def with_worker(sample):
     info = get_worker_info()
     return {**sample, "worker": info.id if info else -1}
+
+
+def test_killed_persistent_workers_are_replaced(tmp_path):
+    script = Path(__file__).with_name("killed_worker.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), str(kept_corpus((40, 40))), "persistent"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1] == "then 40 batches"

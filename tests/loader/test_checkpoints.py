@@ -304,3 +304,15 @@ def test_resume_decodes_no_sample_that_is_not_delivered():
     loader.load_state_dict(state)
     delivered = [text for batch in loader for text in batch["txt"]]
     assert [call.decode() for call in calls] == delivered
+
+
+def test_step_counts_from_the_epochs_start_also_after_a_resume():
+    loader = loader_of(kept_corpus(COUNTS), batch_size=2)
+    assert loader.step == 0
+    for number, _ in enumerate(loader, start=1):
+        assert loader.step == (number if number < len(loader) else 0)
+        if number == 3:
+            state = loader.state_dict()
+    resumed = loader_of(kept_corpus(COUNTS), batch_size=4)
+    resumed.load_state_dict(state)
+    assert (resumed.step, resumed.steps_left) == (1, -(-(sum(COUNTS) - 6) // 4))

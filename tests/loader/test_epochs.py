@@ -314,3 +314,40 @@ def _state_after(make, steps):
     for _ in range(steps):
         next(iterator)
     return loader.state_dict()
+
+
+def test_an_iterator_at_its_end_refuses_too_once_a_state_was_loaded():
+    loader = loader_of(kept_corpus((4, 3)), batch_size=2)
+    state = loader.state_dict()
+    iterator = iter(loader)
+    list(iterator)
+    assert list(iterator) == []
+    loader.load_state_dict(state)
+    with pytest.raises(sl.StaleIteratorError):
+        next(iterator)
+
+
+def test_a_start_that_fails_moves_nothing(monkeypatch):
+    loader = loader_of(kept_corpus((4, 3)), batch_size=2)
+    next(iter(loader))
+    before = loader.state_dict()
+
+    def disagree(*_, **__):
+        raise sl.AgreementError("they differ")
+
+    monkeypatch.setattr("shardloader.loader.progress.Progress._agree", disagree)
+    with pytest.raises(sl.AgreementError):
+        next(iter(loader))
+    assert loader.state_dict() == before
+
+
+def test_a_position_moved_while_a_batch_is_fetched_stays_moved():
+    def load(samples):
+        loader.load_state_dict(state)
+        return {"n": len(samples)}
+
+    loader = loader_of(kept_corpus((4, 3)), batch_size=2, collate_fn=load)
+    state = loader.state_dict()
+    with pytest.raises(sl.StaleIteratorError):
+        next(iter(loader))
+    assert loader.state_dict() == state

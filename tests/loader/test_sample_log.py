@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import islice
 
 import pytest
@@ -64,7 +65,7 @@ def test_what_a_wrong_resume_repeats_and_misses_is_found(tmp_path):
     loaders = loaders_of(kept_corpus(COUNTS), 2, batch_size=3)
     for loader in loaders:
         loader.log_samples(tmp_path, attempt=2)
-        loader.skip(4)
+        loader.load_state_dict({**loader.state_dict(), "consumed": 4 * 6})
         list(loader)
     (epoch,) = audit_logs(tmp_path).epochs
     assert not audit_logs(tmp_path).is_exact
@@ -177,7 +178,7 @@ def test_ranks_that_can_not_agree_on_a_number_are_asked_for_one(tmp_path):
 def test_a_folder_that_can_not_be_written_is_an_error_in_words(tmp_path):
     (tmp_path / "file").write_text("")
     loader = loader_of(kept_corpus(COUNTS))
-    with pytest.raises(sl.WorldError, match="can't write the samples' log"):
+    with pytest.raises(sl.WorldError, match="can't make the folder of the samples' log"):
         loader.log_samples(tmp_path / "file" / "logs")
 
 
@@ -189,7 +190,66 @@ def test_an_unshuffled_run_may_repeat_its_order(tmp_path):
     assert audit_logs(tmp_path).is_exact
 
 
-def test_a_run_without_a_step_is_not_called_exact(tmp_path):
-    run(tmp_path, attempt=1, batch_size=40, even="drop")
+def test_a_run_without_a_step_is_a_fault_unless_drop_explains_it(tmp_path):
+    run(tmp_path / "drop", attempt=1, batch_size=40, even="drop")
+    history = audit_logs(tmp_path / "drop")
+    assert (history.epochs, history.is_exact) == ((), True)
+    run(tmp_path / "pad", attempt=1, steps=1)
+    for path in (tmp_path / "pad").iterdir():
+        path.write_bytes(path.read_bytes().split(b"\n")[0] + b"\n")
+    assert [fault.kind for fault in audit_logs(tmp_path / "pad").faults()] == ["nothing"]
+
+
+def test_steps_skipped_on_purpose_are_no_fault(tmp_path):
+    for loader in loaders_of(kept_corpus(COUNTS), 2, batch_size=3):
+        loader.log_samples(tmp_path, attempt=1)
+        list(islice(loader, 2))
+        loader.skip(2)
+        list(loader)
     history = audit_logs(tmp_path)
-    assert (history.epochs, history.is_exact) == ((), False)
+    (epoch,) = history.epochs
+    assert (epoch.tally.missing.size, epoch.may_lack, history.is_exact) == (12, 12, True)
+
+
+def test_a_rank_that_loads_a_state_twice_starts_no_attempt_of_its_own(tmp_path):
+    loaders = loaders_of(kept_corpus(COUNTS), 2, batch_size=3)
+    for rank, loader in enumerate(loaders):
+        loader.log_samples(tmp_path, attempt=1)
+        state = loader.state_dict()
+        for _ in range(2 - rank):
+            loader.load_state_dict(state)
+        list(loader)
+    assert audit_logs(tmp_path).is_exact
+
+
+def test_an_epoch_that_a_resume_has_no_step_for_is_whole_under_drop(tmp_path):
+    (loader,) = loaders_of(kept_corpus(COUNTS), 1, batch_size=3, even="drop")
+    loader.log_samples(tmp_path, attempt=1)
+    list(islice(loader, 9))
+    state = loader.state_dict()
+    (other,) = loaders_of(kept_corpus(COUNTS), 1, batch_size=8, even="drop")
+    other.log_samples(tmp_path, attempt=2)
+    other.load_state_dict(state)
+    assert other.epoch == 1
+    list(other)
+    history = audit_logs(tmp_path)
+    assert [each.tally.missing.size for each in history.epochs] == [5, 0]
+    assert history.is_exact
+
+
+def test_a_batch_whose_line_can_not_be_written_is_not_lost(tmp_path, monkeypatch):
+    loader = loader_of(kept_corpus(COUNTS), batch_size=4)
+    loader.log_samples(tmp_path, attempt=1)
+    iterator = iter(loader)
+    next(iterator)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:5]))
+    with pytest.raises(sl.WorldError, match=r"the disk of the samples' log .* is full"):
+        next(iterator)
+    monkeypatch.undo()
+    assert loader.state_dict()["consumed"] == 4
+    with pytest.raises(sl.StaleIteratorError, match="raised an error"):
+        next(iterator)
+    loader.load_state_dict(loader.state_dict())
+    list(loader)
+    assert audit_logs(tmp_path).is_exact

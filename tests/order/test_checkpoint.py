@@ -224,3 +224,12 @@ def test_an_epoch_that_starts_with_another_global_batch_takes_the_present_topolo
 def test_a_grid_that_was_given_holds_at_the_start_of_every_epoch(present):
     grid = starting_grid(GRID, present, given=GIVEN, consumed=0, steps_per_epoch=None)
     assert grid == GIVEN
+
+
+@pytest.mark.parametrize(
+    "version", [True, 1.0, "1", np.array([1, 1]), [1], 2**20000, None, 2], ids=list("abcdefgh")
+)
+def test_only_the_number_one_is_the_version_of_these_states(version):
+    state = a_state() | {"version": version}
+    with pytest.raises(CheckpointError, match="version"):
+        Checkpoint.from_state(state)

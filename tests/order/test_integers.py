@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shardloader.errors import UsageError
-from shardloader.order.integers import checked
+from shardloader.order.integers import checked, shown
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3), np.array(3)])
@@ -34,3 +34,10 @@ def test_bounds_are_half_open_and_named():
         checked("n", 3, least=1, below=3)
     with pytest.raises(UsageError, match=r"^n must be less than 9223372036854775808, and is"):
         checked("n", 2**63, least=0)
+
+
+def test_numbers_that_python_will_not_print_are_shown_by_their_size():
+    with pytest.raises(UsageError, match="is a number of 20001 bits"):
+        checked("seed", 2**20000, least=0)
+    assert shown("x" * 1000).endswith("...")
+    assert len(shown("x" * 1000)) < 250

@@ -15,6 +15,7 @@ from shardloader.format.manifest import Manifest
 from shardloader.reading import source
 from shardloader.reading.catalog import check, open_catalog
 from shardloader.reading.indexing import index_dataset
+from shardloader.writing.writer import ShardWriter
 from tests.shards import write_shard
 
 if TYPE_CHECKING:
@@ -253,3 +254,25 @@ def test_large_datasets_are_not_looked_at_shard_by_shard(folder, monkeypatch, ca
     caplog.set_level(logging.INFO)
     assert open_catalog(folder).num_shards == 3
     assert source.MANIFEST_NAME == "manifest.json"
+
+
+def test_a_folder_of_datasets_is_not_one_dataset(tmp_path):
+    for name in ("train", "val"):
+        with ShardWriter(tmp_path / name) as writer:
+            writer.write({"__key__": "a", "txt": name})
+    with pytest.raises(UsageError, match=r"datasets of their own, .*: train, val: give one"):
+        open_catalog(tmp_path)
+    assert open_catalog(tmp_path / "train").manifest.num_samples == 1
+    assert not (tmp_path / ".shardloader.lock").exists()
+
+
+def test_what_may_not_index_refuses_and_changes_nothing(tmp_path):
+    write_shard(tmp_path / "a.tar", 1)
+    before = sorted(tmp_path.iterdir())
+    for given in (tmp_path, [tmp_path / "a.tar"]):
+        with pytest.raises(UsageError, match="run `shardloader index` first"):
+            open_catalog(given, may_index=False)
+    assert sorted(tmp_path.iterdir()) == before
+    open_catalog(tmp_path)
+    for given in (tmp_path, [tmp_path / "a.tar"]):
+        assert open_catalog(given, may_index=False).manifest.num_samples == 1

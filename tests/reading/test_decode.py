@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import struct
 import sys
@@ -301,3 +302,10 @@ def test_any_bytes_are_a_value_or_an_error_of_the_data(field: str, data: bytes) 
     else:
         refused = repr(field)
     assert repr(field) in refused
+
+
+def test_a_callers_decoder_gets_bytes_and_is_named_where_it_fails() -> None:
+    table = resolve({"json": json.loads, "cls": lambda data: 1 // 0})
+    assert table.decode("json", memoryview(b'{"a": 1}')) == {"a": 1}
+    with pytest.raises(DecodeError, match=r"field 'cls' \(1 bytes\) its decode= raised ZeroDiv"):
+        table.decode("cls", memoryview(b"7"))

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gc
+import io
 import pickle
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from shardloader.errors import IndexFileError, ManifestError, UsageError
+from shardloader.format.agreeing import seems_to_be_of
 from shardloader.format.index import SampleIndex
 from shardloader.format.tar_header import END_OF_ARCHIVE, member_header
 from shardloader.reading.catalog import Catalog, open_catalog
+from shardloader.reading.indexing import index_dataset
 from shardloader.reading.shard import Shard, ShardPool
+from shardloader.reading.store import map_file
 from tests.shards import tar_bytes, write_shard
 
 
@@ -194,3 +199,45 @@ def test_a_shard_of_more_than_4_gib_is_read_behind_its_first_4_gib(tmp_path):
         assert pool[0].offset(1, "txt") == big + 1024
         assert bytes(pool[0].fields(1)["txt"]) == b"here"
         assert len(pool[0].fields(0)["bin"]) == big
+
+
+def test_a_shard_replaced_by_another_of_its_size_is_refused(tmp_path):
+    for name, first in (("a", 0), ("b", 100)):
+        write_shard(tmp_path / f"{name}.tar", 4, first=first)
+    open_catalog(tmp_path)
+    (tmp_path / "a.tar").rename(tmp_path / "c")
+    (tmp_path / "b.tar").rename(tmp_path / "a.tar")
+    (tmp_path / "c").rename(tmp_path / "b.tar")
+    pool = ShardPool(open_catalog(tmp_path))
+    with pytest.raises(ManifestError, match=r"a\.tar: the shard does not hold what its index says"):
+        pool[0]
+    index_dataset(tmp_path)  # which mends it
+    assert [ShardPool(open_catalog(tmp_path))[shard].key(0) for shard in (0, 1)] == [
+        "000100",
+        "000000",
+    ]
+
+
+def test_an_index_of_another_shard_of_the_same_size_is_made_anew(tmp_path):
+    for name, first in (("a", 0), ("b", 100)):
+        write_shard(tmp_path / f"{name}.tar", 4, first=first)
+    open_catalog(tmp_path)
+    (tmp_path / "a.tar.index").write_bytes((tmp_path / "b.tar.index").read_bytes())
+    index_dataset(tmp_path)
+    assert ShardPool(open_catalog(tmp_path))[0].key(0) == "000000"
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_names_in_extension_headers_are_recognised(tmp_path, form):
+    names = ["d/" + "k" * 90 + "/" + "m" * 40 + ".TXT", "./plain.json"]
+    if form != tarfile.USTAR_FORMAT:
+        names += ["\u732b/\u00e9.txt", "x" * 180 + ".txt"]
+    for number, name in enumerate(names):
+        with tarfile.open(tmp_path / f"{number}.tar", "w", format=form) as archive:
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = 3, 1.5 if form == tarfile.PAX_FORMAT else 1
+            archive.addfile(info, io.BytesIO(b"abc"))
+    catalog = open_catalog(tmp_path)
+    for number in range(len(names)):
+        index = ShardPool(catalog)[number].index
+        assert seems_to_be_of(index, map_file(catalog.shard_path(number)))

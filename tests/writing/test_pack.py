@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from shardloader.errors import UsageError, WorldError
 from shardloader.format.index import SampleIndex
-from shardloader.writing.pack import Entry, pack_folder, plan_pack, run_pack, scan_folder
+from shardloader.writing.pack import (
+    Entry,
+    pack_folder,
+    plan_folder,
+    plan_pack,
+    run_pack,
+    scan_folder,
+)
 from shardloader.writing.writer import ShardWriter
 
 if TYPE_CHECKING:
@@ -189,3 +196,15 @@ def test_writer_options_are_the_writers(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match="max_samples"):
         pack_folder(source, tmp_path / "out", max_samples=0)
+
+
+def test_a_shuffled_plan_holds_the_same_samples_in_an_order_of_its_seed(tmp_path: Path) -> None:
+    for number in range(50):
+        (tmp_path / f"{number:02d}.txt").write_text(str(number))
+    plan = plan_folder(tmp_path, tmp_path.parent / "out")
+    one, again, other = plan.shuffled(1), plan.shuffled(1), plan.shuffled(2)
+    assert one == again
+    assert sorted(one.samples) == sorted(other.samples) == list(plan.samples)
+    assert len({plan.samples, one.samples, other.samples}) == 3
+    with pytest.raises(UsageError, match="seed must be at least 0"):
+        plan.shuffled(-1)

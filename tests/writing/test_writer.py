@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from shardloader.errors import SampleError, UsageError, WorldError
 from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
+from shardloader.reading.catalog import open_catalog
 from shardloader.reading.decode import resolve
 from shardloader.reading.source import UNFINISHED_NAME
 from shardloader.writing import shard_file
@@ -415,7 +417,7 @@ def test_a_shard_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch) 
 
     monkeypatch.setattr(os, "fsync", fsync)
     manifest = write(tmp_path, [small(0)]).manifest
-    assert synced[0] == (manifest.sizes[0], False)
+    assert (manifest.sizes[0], False) in synced
 
 
 def test_closing_after_an_abort_says_that_there_is_no_dataset(tmp_path: Path) -> None:
@@ -477,3 +479,33 @@ def test_a_writer_that_was_never_opened_leaves_anothers_folder_alone(tmp_path: P
         ShardWriter(tmp_path).abort()
         assert (tmp_path / UNFINISHED_NAME).exists()
     assert not (tmp_path / UNFINISHED_NAME).exists()
+
+
+@pytest.mark.parametrize("kill_at", range(1, 9))
+def test_a_writer_killed_while_it_clears_a_folder_leaves_no_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: int
+) -> None:
+    with ShardWriter(tmp_path, max_samples=10) as writer:
+        for number in range(40):
+            writer.write({"__key__": f"{number:02d}", "txt": "x"})
+    child = os.fork()
+    if child == 0:  # killed at its n-th removal
+        removed = 0
+        unlink = Path.unlink
+
+        def killed(path: Path, *, missing_ok: bool = False) -> None:
+            nonlocal removed
+            removed += 1
+            if removed == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            unlink(path, missing_ok=missing_ok)
+
+        monkeypatch.setattr(Path, "unlink", killed)
+        ShardWriter(tmp_path, overwrite=True).__enter__()
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    if (tmp_path / "manifest.json").exists():
+        assert open_catalog(tmp_path).manifest.num_samples == 40
+    else:
+        with pytest.raises(UsageError, match="a writer was broken off here"):
+            open_catalog(tmp_path)

@@ -1,0 +1,51 @@
+"""Is this index of these bytes?
+
+A look at the headers in front of a shard's first and last member: whether they are headers, and
+name what the index says. A tar that was replaced by another of the same size is so found out, at
+the cost of two blocks. Long and foreign names stand in extension headers, and the header itself
+holds only what fits: that much is compared.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardloader.format.samples import split_name
+from shardloader.format.tar_fields import checksum_holds
+from shardloader.format.tar_header import BLOCK_BYTES
+
+if TYPE_CHECKING:
+    from shardloader.format.index import SampleIndex
+
+NAME_BYTES = 100
+
+
+def seems_to_be_of(index: SampleIndex, data: memoryview) -> bool:
+    """Whether the headers of the first and the last member are where `index` says."""
+    if len(data) != index.shard_bytes:
+        return False
+    if index.num_samples == 0:
+        return True
+    last = index.num_samples - 1
+    return _holds(index, data, 0, int(index.sample_starts[0])) and _holds(
+        index, data, last, int(index.sample_starts[last + 1]) - 1
+    )
+
+
+def _holds(index: SampleIndex, data: memoryview, sample: int, member: int) -> bool:
+    start = int(index.member_offsets[member]) - BLOCK_BYTES
+    if start < 0:
+        return False
+    block = bytes(data[start : start + BLOCK_BYTES])
+    if not checksum_holds(block):
+        return False
+    key, field = index.key(sample), index.fields[int(index.member_fields[member])]
+    name = block[:NAME_BYTES].split(b"\0", 1)[0]
+    prefix = block[345:500].split(b"\0", 1)[0] if block[257:262] == b"ustar" else b""
+    whole = b"/".join(part for part in (prefix, name) if part)
+    if split_name(whole.decode("utf-8", "surrogateescape")) == (key, field):
+        return True
+    # What an extension header overrides: the first bytes of the name, perhaps as ASCII.
+    told = f"{key}.{field}"
+    written = (told.encode("utf-8", "surrogateescape"), told.encode("ascii", "replace"))
+    return any(text[:NAME_BYTES].lower() == name.lower() for text in written)
