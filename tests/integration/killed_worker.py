@@ -26,17 +26,19 @@ def main() -> None:
         persistent_workers=persistent,
     )
     iterator = iter(loader)
-    try:
-        next(iterator)
-        for child in multiprocessing.active_children():
-            child.kill()
-        list(iterator)
-    except RuntimeError as error:
-        print(type(error).__name__, str(error).splitlines()[0])
-    try:
-        next(iterator)
-    except sl.StaleIteratorError as error:
-        print(type(error).__name__, error)
+    next(iterator)
+    killed = False
+    for _ in range(100):
+        try:
+            for child in () if killed else multiprocessing.active_children():
+                child.kill()
+            killed = True
+            next(iterator)
+        except sl.StaleIteratorError as error:
+            print(type(error).__name__, error)
+            break
+        except RuntimeError as error:  # perhaps not yet from next()
+            print(type(error).__name__, str(error).splitlines()[0])
     if persistent:
         print("then", len(list(loader)), "batches")
 
