@@ -27,12 +27,13 @@ def main() -> None:
     )
     iterator = iter(loader)
     next(iterator)
-    killed = False
+    alive = multiprocessing.active_children()
     for _ in range(100):
         try:
-            for child in () if killed else multiprocessing.active_children():
-                child.kill()
-            killed = True
+            while alive:
+                alive[-1].kill()
+                alive[-1].join()
+                alive.pop()
             next(iterator)
         except sl.StaleIteratorError as error:
             print(type(error).__name__, error)
