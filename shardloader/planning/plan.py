@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -182,34 +182,37 @@ def plan(
     one that an argument contradicts.
     """
     counts, digest, names = _counts(source)
-    num_workers = checked("num_workers", num_workers, least=0, below=2**16)
-    batch_size = checked("batch_size", batch_size, least=1, below=2**31)
-    world_size = checked("world_size", world_size, least=1, below=2**31)
+    topology = _Topology(
+        world_size=checked("world_size", world_size, least=1, below=2**31),
+        num_workers=checked("num_workers", num_workers, least=0, below=2**16),
+        batch_size=checked("batch_size", batch_size, least=1, below=2**31),
+    )
     shuffled = Shuffle.of(shuffle)
+    window = shuffled.window if shuffled else None
     if state is None:
-        wanted = _wanted(
-            digest,
-            epoch=checked("epoch", epoch or 0, least=0, below=2**62),
-            seed=checked("seed", seed or 0, least=0, below=MAX_SEED),
-            window=shuffled.window if shuffled else None,
-            steps_per_epoch=steps_per_epoch,
-        )
+        steps = steps_per_epoch
+        wanted = _wanted(digest, epoch or 0, seed or 0, window=window, steps_per_epoch=steps)
     else:
         wanted = Checkpoint.from_state(state)
         _check_agrees(wanted, digest, epoch=epoch, seed=seed, steps_per_epoch=steps_per_epoch)
-        if shuffle is not True and (shuffled.window if shuffled else None) != wanted.window:
+        if shuffle is not True and window != wanted.window:
             raise _contradicted("shuffle", wanted.window, shuffle)
-    checkpoint = _on_its_grid(
-        wanted,
-        default_grid(
-            world_size=world_size,
-            num_workers=num_workers,
-            batch_size=batch_size,
-            shuffled=wanted.window is not None,
-        ),
-        grid,
-        fresh=state is None,
-    )
+    checkpoint = _on_its_grid(wanted, topology, grid, fresh=state is None)
+    schedule = _schedule(counts, checkpoint, topology, even)
+    return Plan(schedule=schedule, checkpoint=checkpoint, num_workers=num_workers, names=names)
+
+
+class _Topology(NamedTuple):
+    """Ranks, DataLoader workers a rank, samples a rank and step."""
+
+    world_size: int
+    num_workers: int
+    batch_size: int
+
+
+def _schedule(
+    counts: NDArray[np.int64], checkpoint: Checkpoint, topology: _Topology, even: str
+) -> Schedule:
     order = Order(
         counts=counts,
         seed=checkpoint.seed,
@@ -218,15 +221,14 @@ def plan(
         steps_per_epoch=checkpoint.steps_per_epoch,
     )
     checkpoint.check_fits(order)
-    schedule = Schedule.of(
+    return Schedule.of(
         order,
         epoch=checkpoint.epoch,
         consumed=checkpoint.consumed,
-        world_size=world_size,
-        batch_size=batch_size,
+        world_size=topology.world_size,
+        batch_size=topology.batch_size,
         even=even,
     )
-    return Plan(schedule=schedule, checkpoint=checkpoint, num_workers=num_workers, names=names)
 
 
 def _counts(source: Any) -> tuple[NDArray[np.int64], str, tuple[str, ...] | None]:
@@ -240,9 +242,11 @@ def _counts(source: Any) -> tuple[NDArray[np.int64], str, tuple[str, ...] | None
 
 
 def _wanted(
-    digest: str, *, epoch: int, seed: int, window: int | None, steps_per_epoch: int | None
+    digest: str, epoch: Any, seed: Any, *, window: int | None, steps_per_epoch: int | None
 ) -> Checkpoint:
     """The start of an epoch, on a grid that is yet to be chosen."""
+    epoch = checked("epoch", epoch, least=0, below=2**62)
+    seed = checked("seed", seed, least=0, below=MAX_SEED)
     if steps_per_epoch is not None:
         steps_per_epoch = checked("steps_per_epoch", steps_per_epoch, least=1, below=2**40)
     return Checkpoint(
@@ -257,9 +261,10 @@ def _wanted(
 
 
 def _on_its_grid(
-    wanted: Checkpoint, present: Grid, given: Grid | None, *, fresh: bool
+    wanted: Checkpoint, topology: _Topology, given: Grid | None, *, fresh: bool
 ) -> Checkpoint:
     """The checkpoint on the grid that a loader in this topology would go on with."""
+    present = default_grid(**topology._asdict(), shuffled=wanted.window is not None)
     if fresh:
         return replace(wanted, grid=given or present)
     grid = starting_grid(
