@@ -138,7 +138,7 @@ def main() -> None:
         print(f"{name:10} {figures[name]['seconds']:6.2f} s {figures[name]['mb']:7.0f} MB")
     for window, costs in figures["microseconds_a_sample"].items():
         row = "  ".join(f"{name} {cost:.2f}" for name, cost in costs.items())
-        print(f"window {window:>6}: {row}  microseconds a sample")
+        print(f"window {window:>6}: {row}  CPU microseconds a sample")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ stream is read by ShardLoader alone; whoever else iterates it would divide the d
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,11 +78,35 @@ class BatchStream(IterableDataset[Any]):
         )
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        checked = info is None
         for row in rows(schedule, options.topology.rank, worker=worker, num_workers=num_workers):
-            yield maker.batch(row)
+            batch = maker.batch(row)
+            if not checked:
+                _check_travels(batch)
+                checked = True
+            yield batch
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}
+
+
+def _check_travels(batch: Any) -> None:
+    """Refuse what can't cross from a worker: torch would print a traceback and wait for ever.
+
+    Looks at the first batch of a worker; tensors cross another way. Raises UsageError.
+    """
+    entries = batch.items() if isinstance(batch, Mapping) else [("batch", batch)]
+    for name, value in entries:
+        if isinstance(value, torch.Tensor):
+            continue
+        try:
+            pickle.dumps(value)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"a batch crosses from its worker by pickle, and its {name!r} can't be pickled "
+                f"({error}): return plain values from transform= or collate_fn=, or use "
+                "num_workers=0"
+            ) from error
 
 
 class LoaderDataset(IterableDataset[Any]):

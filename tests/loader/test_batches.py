@@ -221,3 +221,19 @@ def test_a_rank_from_the_environment_is_logged(monkeypatch, caplog):
 def _second_epoch(loader):
     loader.set_epoch(1)
     return loader
+
+
+def with_a_lambda(sample):
+    return {"n": sample["cls"], "function": lambda: None}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_that_can_not_cross_from_a_worker_is_refused_and_no_hang(num_workers):
+    loader = loader_of(
+        kept_corpus((4, 3)), batch_size=2, num_workers=num_workers, transform=with_a_lambda
+    )
+    if num_workers == 0:
+        assert len(next(iter(loader))["function"]) == 2
+        return
+    with raises_in_worker(sl.UsageError, "its 'function' can't be pickled"):
+        next(iter(loader))
