@@ -7,6 +7,7 @@ f"text {i} ..." and the class i % 10: what arrives says by itself which sample i
 from __future__ import annotations
 
 import atexit
+import logging
 import re
 import shutil
 import tempfile
@@ -25,13 +26,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
+def _index(folder: Path) -> None:
+    """Index a corpus before it is used: what indexing logs is no affair of the test that asks."""
+    logger = logging.getLogger("shardloader")
+    before, logger.disabled = logger.disabled, True
+    try:
+        open_catalog(folder)
+    finally:
+        logger.disabled = before
+
+
 def make_corpus(folder: Path, counts: Sequence[int]) -> Path:
     """Write and index a corpus with so many samples a shard."""
     first = 0
     for shard, count in enumerate(counts):
         write_shard(folder / f"shard-{shard:04d}.tar", count, first=first)
         first += count
-    open_catalog(folder)
+    _index(folder)
     return folder
 
 
@@ -47,7 +58,7 @@ def make_corpus_with(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "shard-0000.tar").write_bytes(tar_bytes(members))
     if indexed:
-        open_catalog(folder)
+        _index(folder)
     return folder
 
 

@@ -148,11 +148,19 @@ def checked_meta(meta: Any) -> str:
 def check_pickles(arguments: Mapping[str, Any], *, how: str) -> None:
     """Say which argument can't travel to workers that do not fork; raises UsageError."""
     for name, value in arguments.items():
-        try:
-            pickle.dumps(value)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        error = pickling_error(value)
+        if error is not None:
             raise UsageError(
                 f"workers started by {how} get the dataset by pickle, and {name}= can't be "
                 f"pickled ({error}): give a function of a module instead of a lambda or an inner "
                 "one, or start workers by fork"
             ) from error
+
+
+def pickling_error(value: Any) -> Exception | None:
+    """Why a value can't be pickled, or None."""
+    try:
+        pickle.dumps(value)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return error
+    return None

@@ -79,17 +79,7 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         agreement_timeout: float = MEETING_TIMEOUT_S,
         **options: Any,
     ) -> None:
-        source = dataset.source if isinstance(dataset, LoaderDataset) else dataset
-        if not isinstance(source, ShardDataset):
-            raise UsageError(
-                f"ShardLoader takes a ShardDataset, and got a {type(dataset).__name__}: for other "
-                "datasets use torch's DataLoader"
-            )
-        if source.options.batch_size is not None:
-            raise UsageError(
-                "the loader makes the batches, and the dataset would too, of "
-                f"{source.options.batch_size}: give batch_size= to ShardLoader alone"
-            )
+        source = _checked_source(dataset)
         batch_size = checked("batch_size", batch_size, least=1, below=2**31)
         num_workers = checked("num_workers", num_workers, least=0, below=2**16)
         passed_on = _checked_options(options)
@@ -208,6 +198,22 @@ class EpochSetter:
     def set_epoch(self, epoch: int) -> None:
         """`loader.set_epoch(epoch)`."""
         self._progress.set_epoch(epoch)
+
+
+def _checked_source(dataset: Any) -> ShardDataset:
+    """The dataset to read; raises UsageError for what is none, or makes batches of its own."""
+    source = dataset.source if isinstance(dataset, LoaderDataset) else dataset
+    if not isinstance(source, ShardDataset):
+        raise UsageError(
+            f"ShardLoader takes a ShardDataset, and got a {type(dataset).__name__}: for other "
+            "datasets use torch's DataLoader"
+        )
+    if source.options.batch_size is not None:
+        raise UsageError(
+            "the loader makes the batches, and the dataset would too, of "
+            f"{source.options.batch_size}: give batch_size= to ShardLoader alone"
+        )
+    return source
 
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ stream is read by ShardLoader alone; whoever else iterates it would divide the d
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shardloader.dataset.batches import BatchMaker, rows
+from shardloader.dataset.recipe import pickling_error
 from shardloader.dataset.samples import SampleReader
 from shardloader.errors import UsageError
 from shardloader.order.grid import Grid
@@ -97,11 +97,8 @@ def _check_travels(batch: Any) -> None:
     """
     entries = batch.items() if isinstance(batch, Mapping) else [("batch", batch)]
     for name, value in entries:
-        if isinstance(value, torch.Tensor):
-            continue
-        try:
-            pickle.dumps(value)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        error = None if isinstance(value, torch.Tensor) else pickling_error(value)
+        if error is not None:
             raise UsageError(
                 f"a batch crosses from its worker by pickle, and its {name!r} can't be pickled "
                 f"({error}): return plain values from transform= or collate_fn=, or use "

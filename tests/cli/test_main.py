@@ -224,7 +224,9 @@ def test_no_command_imports_torch(place, furnish):
         ["plan", "corpus", "--batch-size", "4", "--steps", "0:2"],
         ["audit", "logs"],
     ]
-    subprocess.run([PYTHON, "-W", "error", "-c", NO_TORCH, json.dumps(commands)], check=True)
+    words = [PYTHON, "-W", "error", "-c", NO_TORCH, json.dumps(commands)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_it_runs_as_a_module_and_is_silent_on_stderr(place, furnish):

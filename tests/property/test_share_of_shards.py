@@ -50,7 +50,7 @@ CHANGES = {
     "all but one were lost": Change(1, 8, 1.0),
     "a rank was added": Change(17, 8, 2 * 17 / 16 + 0.1),
     "four ranks were added": Change(20, 8, 2 * 20 / 16 + 0.1),
-    "twice the ranks": Change(32, 8, 2.0),
+    "twice the ranks": Change(32, 8, 1.0),
     "half of the ranks, twice the batch": Change(8, 16, 1.0),
     "twice the ranks, half of the batch": Change(32, 4, 2.0),
     "twice the batch": Change(16, 16, 1.0),
