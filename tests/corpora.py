@@ -83,7 +83,9 @@ def dataset_of(source: Any, *, rank: int = 0, world_size: int = 1, **options: An
 
 
 LOADER_OPTIONS = (
+    "accumulate",
     "batch_size",
+    "global_batch",
     "num_workers",
     "collate_fn",
     "meta",

@@ -1,36 +1,63 @@
-"""`shardloader audit`: does what ranks logged add up to every sample once in every epoch?"""
+"""`shardloader audit`: do the logs add up to every sample once, each where the plan has it?"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 from shardloader.cli import report
+from shardloader.cli.sources import HELP, add_index_dir, one_dataset
+from shardloader.errors import UsageError
 from shardloader.planning.audit import audit_logs
+from shardloader.reading.catalog import open_catalog
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Iterator
 
-    from shardloader.planning.audit import Fault, History
+    from numpy.typing import NDArray
+
+    from shardloader.format.manifest import Manifest
+    from shardloader.planning.history import EpochAudit, Fault, History
 
 EPILOG = """\
-LOGS is the folder that was given to loader.log_samples(folder): one file a rank and launch. What
-an attempt read at or after the place where a later attempt starts was rolled back with the model;
-it is superseded, and counts no more. Exit code 1 if a sample is missing, was repeated as valid or
-is unknown, or if two epochs were read in the same order. What even="drop" leaves out is no fault.
-With steps_per_epoch it counts passes over the data, the last of which need not be whole.
+LOGS is the folder that was given to loader.log_samples(folder): one file a rank and launch. With
+SRC, the dataset that was read, every logged row is compared with the plan for its rank and step;
+the manifest is enough, no shard is read. What an attempt read at or after the place where a later
+attempt starts was rolled back with the model; it is superseded, and counts no more. Exit code 1
+if a sample is missing, was repeated as valid, is unknown or not where the plan has it, if a rank
+left no log, or if two epochs were read in the same order. What even="drop" leaves out or
+loader.skip skipped is no fault. With steps_per_epoch it counts passes over the data, the last of
+which need not be whole.
 
 example:
+  shardloader audit logs/ corpus/
   shardloader audit logs/
-  shardloader audit logs/ --unfinished
+  shardloader audit logs/ corpus/ --unfinished
   shardloader audit logs/ --json
 """
 
 NUM_SHOWN = 10
 
+# Kinds of fault whose numbers are samples, and what is said of them.
+_OF_SAMPLES: Final = {
+    "missing": "never read",
+    "repeated": "read as valid more than once",
+    "unknown": "read that the dataset does not hold",
+    "out_of_place": "not where the plan has them",
+    "mask": "valid where the plan has a pad, or the other way round",
+}
+
+_UNCOMPARED: Final = "rows were not compared with it: name the dataset too, shardloader audit"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `audit`."""
     parser.add_argument("logs", metavar="LOGS", help="the folder that ranks logged to")
+    parser.add_argument(
+        "source", metavar="SRC", nargs="*", help=f"the dataset that was read: {HELP}"
+    )
+    add_index_dir(parser)
     parser.add_argument(
         "--unfinished",
         action="store_true",
@@ -40,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Audit, and return 1 if there is a fault."""
-    history = audit_logs(options.logs)
+    history = audit_logs(options.logs, _manifest(options), watch=_bar)
     faults = history.faults(unfinished=options.unfinished)
     if options.json:
         report.print_json(_document(history, faults))
@@ -49,56 +76,80 @@ def run(options: argparse.Namespace) -> int:
     return 1 if faults else 0
 
 
+def _manifest(options: argparse.Namespace) -> Manifest | None:
+    if options.source:
+        source = one_dataset(options.source)
+        return open_catalog(source, index_dir=options.index_dir, may_index=False).manifest
+    if options.index_dir is not None:
+        raise UsageError("--index-dir says where a dataset's manifest lies: give SRC with it")
+    return None
+
+
+@contextmanager
+def _bar(what: str, unit: str, total: int) -> Iterator[Callable[[int], Any]]:
+    with report.progress(total, unit=unit, what=what) as bar:
+        yield bar.update
+
+
 def _message(fault: Fault) -> str:
     """Say a fault in words."""
+    numbers = fault.numbers
     if fault.kind == "nothing":
         return "no rank received a batch"
     if fault.kind == "lost":
-        samples = report.plural(int(fault.numbers[0]), "sample")
+        samples = report.plural(int(numbers[0]), "sample")
         return f"epoch {fault.epoch}: {samples} in no log, of steps that every rank has passed"
     if fault.kind == "same_order":
-        return f"epochs {fault.numbers[0]} and {fault.epoch} were read in the same order"
-    words = {
-        "missing": "never read",
-        "repeated": "read as valid more than once",
-        "unknown": "read that the dataset does not hold",
-    }
-    numbers = fault.numbers
-    return (
-        f"epoch {fault.epoch}: {report.plural(numbers.size, 'sample')} {words[fault.kind]}: "
-        f"{report.some(numbers[: report.SOME].tolist(), numbers.size)}"
-    )
+        return f"epochs {numbers[0]} and {fault.epoch} were read in the same order"
+    some = report.some(numbers[: report.SOME].tolist(), numbers.size)
+    if fault.kind == "no_log":
+        return (
+            f"launch {fault.launch}, which read from epoch {fault.epoch} on: "
+            f"{report.plural(numbers.size, 'rank')} without a log: {some} (every rank calls "
+            "log_samples; bring all their files to one folder)"
+        )
+    where = ", in steps that were rolled back" if fault.is_superseded else ""
+    samples = report.plural(numbers.size, "sample")
+    return f"epoch {fault.epoch}{where}: {samples} {_OF_SAMPLES[fault.kind]}: {some}"
+
+
+def _counted(numbers: NDArray[Any]) -> dict[str, Any]:
+    return {"count": int(numbers.size), "first": numbers[:NUM_SHOWN].tolist()}
 
 
 def _document(history: History, faults: tuple[Fault, ...]) -> dict[str, Any]:
     return {
         "is_exact": not faults,
+        "is_compared": history.is_compared,
         "attempts": history.attempts,
         "superseded_batches": history.superseded,
         "dataset_samples": history.num_samples,
         "counts_passes": history.counts_passes,
-        "epochs": [
-            {
-                "epoch": each.epoch,
-                "steps": each.steps,
-                "samples": each.tally.samples,
-                "distinct": each.tally.distinct,
-                "may_lack": each.may_lack,
-                "pads": each.tally.pads,
-                **{
-                    name: {
-                        "count": int(getattr(each.tally, name).size),
-                        "first": getattr(each.tally, name)[:NUM_SHOWN].tolist(),
-                    }
-                    for name in ("missing", "repeated", "unknown")
-                },
-            }
-            for each in history.epochs
-        ],
+        "epochs": [_epoch_document(history, each) for each in history.epochs],
         "repeated_orders": [list(pair) for pair in history.repeated_orders],
         "faults": [
             {"kind": each.kind, "epoch": each.epoch, "message": _message(each)} for each in faults
         ],
+    }
+
+
+def _epoch_document(history: History, epoch: EpochAudit) -> dict[str, Any]:
+    compared = {"out_of_place": epoch.out_of_place, "mask": epoch.mismarked}
+    return {
+        "epoch": epoch.epoch,
+        "steps": epoch.steps,
+        "samples": epoch.tally.samples,
+        "distinct": epoch.tally.distinct,
+        "may_lack": epoch.may_lack,
+        "skipped": epoch.skipped,
+        "pads": epoch.tally.pads,
+        "missing": _counted(epoch.tally.missing),
+        "repeated": _counted(epoch.tally.repeated),
+        "unknown": _counted(epoch.tally.unknown),
+        **{
+            name: _counted(numbers) if history.is_compared else None
+            for name, numbers in compared.items()
+        },
     }
 
 
@@ -108,26 +159,28 @@ def _print(options: argparse.Namespace, history: History, faults: tuple[Fault, .
             ("logs", report.printable(options.logs)),
             ("dataset", report.plural(history.num_samples, "sample")),
             ("attempts", report.number(history.attempts)),
-            (
-                "superseded",
-                report.plural(history.superseded, "batch", "es"),
-            ),
+            ("superseded", report.plural(history.superseded, "batch", "es")),
+            ("plan", _plan(options, history)),
             ("orders", _orders(history)),
         )
     )
     report.print_line("")
-    columns = ("samples", "pads", "missing", "repeated", "unknown")
+    columns = ("steps", "samples", "pads", "missing", "repeated", "unknown", "out of place")
     rows = [
         [
             str(each.epoch),
             report.number(each.steps),
             report.number(each.tally.samples),
             report.number(each.tally.pads),
-            *(report.number(getattr(each.tally, name).size) for name in columns[2:]),
+            report.number(each.tally.missing.size),
+            report.number(each.tally.repeated.size),
+            report.number(each.tally.unknown.size),
+            report.number(each.out_of_place.size) if history.is_compared else "-",
+            report.number(each.skipped),
         ]
         for each in history.epochs
     ]
-    report.print_table(["pass" if history.counts_passes else "epoch", "steps", *columns], rows)
+    report.print_table(["pass" if history.counts_passes else "epoch", *columns, "skipped"], rows)
     report.print_line("")
     for fault in faults:
         report.print_line(f"FAULT  {_message(fault)}")
@@ -137,9 +190,21 @@ def _print(options: argparse.Namespace, history: History, faults: tuple[Fault, .
         report.print_line(_verdict(options, history))
 
 
+def _plan(options: argparse.Namespace, history: History) -> str:
+    if not history.is_compared:
+        return f"{_UNCOMPARED} {report.printable(options.logs)} SRC"
+    differ = sum(each.out_of_place.size + each.mismarked.size for each in history.epochs)
+    differ += sum(fault.numbers.size for fault in history.run_faults if fault.is_superseded)
+    if differ:
+        return f"{report.plural(differ, 'slot')} other than the plan has them"
+    return "every row is what the plan has for its rank and step"
+
+
 def _orders(history: History) -> str:
     if len(history.epochs) < 2:
         return "of one epoch: nothing to compare"
+    if sum(each.is_comparable for each in history.epochs) < 2:
+        return "not compared: the shuffle, or what was read, is too small to tell them apart"
     if history.repeated_orders:
         pairs = report.some([f"{first} and {second}" for first, second in history.repeated_orders])
         return f"the same in epochs {pairs}"
@@ -147,12 +212,16 @@ def _orders(history: History) -> str:
 
 
 def _verdict(options: argparse.Namespace, history: History) -> str:
-    to_come = history.epochs[-1].tally.missing.size
+    in_place = ", in its place" if history.is_compared else ""
+    to_come = history.epochs[-1].tally.missing.size if history.epochs else 0
     if options.unfinished and to_come:
         epoch = history.epochs[-1].epoch
-        return f"exact so far: every sample once, {to_come:,} of epoch {epoch} yet to come"
+        return (
+            f"exact so far: every sample once{in_place}, {to_come:,} of epoch {epoch} yet to come"
+        )
     lacking = [each for each in history.epochs if each.tally.missing.size]
     if lacking:
         most = max(each.may_lack for each in lacking)
-        return f"exact: no sample twice, and no more than {most:,} left out, as was asked for"
-    return "exact: every sample once in every epoch"
+        twice = "no sample twice, each in its place" if in_place else "no sample twice"
+        return f"exact: {twice}, and no more than {most:,} left out, as was asked for"
+    return f"exact: every sample once in every epoch{in_place}"

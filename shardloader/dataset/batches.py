@@ -1,36 +1,42 @@
 """Which rows does a worker read, and what does a batch look like?
 
 A worker w of W makes the steps w, w+W, ... of the rest of an epoch. Positions are evaluated many
-steps at a time; samples are read a batch at a time, no earlier than they are asked for.
+steps at a time; samples are read a batch at a time, no earlier than they are asked for, and field
+by field where all have the same ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
-from shardloader.dataset.collate import collate
-from shardloader.dataset.recipe import META
+from shardloader.dataset.collate import collate, join_field
+from shardloader.dataset.recipe import GROUP_VALID, META
 from shardloader.errors import UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardloader.dataset.recipe import Collate
-    from shardloader.dataset.samples import SampleReader
-    from shardloader.order.schedule import Schedule
+    from shardloader.dataset.samples import Columns, SampleReader
+    from shardloader.order.schedule import Schedule, StepSamples
+    from shardloader.reading.extents import Extents
+
+SAMPLES_TO_LOCATE: Final = 16_384  # at once: few lookups a shard, and little memory
+BYTES_TOGETHER: Final = 1 << 20  # of the fields of several small batches
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """One rank's part of one step.
 
     step: counted from where the schedule starts; shard, sample, index, passes: int64 [size], as in
-    StepSamples; valid: bool [size]; global_valid: valid samples over all ranks.
+    StepSamples; valid: bool [size]; global_valid, group_valid: valid samples over all ranks, of
+    the step and of the group of steps that make an optimiser step.
     """
 
     step: int
@@ -40,46 +46,164 @@ class Row:
     passes: NDArray[np.int64]
     valid: NDArray[np.bool_]
     global_valid: int
+    group_valid: int
+
+
+class RowBlock(NamedTuple):
+    """Rows that were evaluated together: the numbers of their steps, and what these hold."""
+
+    steps: range
+    read: StepSamples
+
+    def rows(self) -> Iterator[Row]:
+        """One row after another."""
+        read = self.read
+        sizes, valid, group = (
+            each.tolist() for each in (read.size, read.global_valid, read.group_valid)
+        )
+        for i, (step, size) in enumerate(zip(self.steps, sizes, strict=True)):
+            yield Row(
+                step,
+                read.shard[i, :size],
+                read.sample[i, :size],
+                read.index[i, :size],
+                read.passes[i, :size],
+                read.valid[i, :size],
+                valid[i],
+                group[i],
+            )
+
+
+def row_blocks(
+    schedule: Schedule, rank: int, *, worker: int = 0, num_workers: int = 1, skip: int = 0
+) -> Iterator[RowBlock]:
+    """The rows that a worker makes, after the first `skip` of them, many at a time."""
+    reader = schedule.reader(rank)
+    steps = range(worker, schedule.dealing.num_batches(rank), num_workers)[skip:]
+    at_once = 1  # the first batch should not wait for a window's worth of evaluation
+    while steps:
+        now, steps = steps[:at_once], steps[at_once:]
+        yield RowBlock(now, reader.steps(np.array(now, dtype=np.int64)))
+        at_once = schedule.steps_at_once(num_workers)
 
 
 def rows(
     schedule: Schedule, rank: int, *, worker: int = 0, num_workers: int = 1, skip: int = 0
 ) -> Iterator[Row]:
     """The rows that a worker makes, after the first `skip` of them."""
-    reader = schedule.reader(rank)
-    steps = range(worker, schedule.dealing.num_batches(rank), num_workers)[skip:]
-    at_once = 1  # the first batch should not wait for a window's worth of evaluation
-    while steps:
-        now, steps = steps[:at_once], steps[at_once:]
-        read = reader.steps(np.array(now, dtype=np.int64))
-        for i, step in enumerate(now):
-            size = int(read.size[i])
-            yield Row(
-                step=step,
-                shard=read.shard[i, :size],
-                sample=read.sample[i, :size],
-                index=read.index[i, :size],
-                passes=read.passes[i, :size],
-                valid=read.valid[i, :size],
-                global_valid=int(read.global_valid[i]),
-            )
-        at_once = schedule.steps_at_once(num_workers)
+    for block in row_blocks(schedule, rank, worker=worker, num_workers=num_workers, skip=skip):
+        yield from block.rows()
 
 
 class BatchMaker:
-    """Reads rows and joins them to batches."""
+    """Reads rows and joins them to batches.
+
+    is_grouped: whether batches carry `__group_valid__`; reads_ahead: whether several small batches
+    may be read at once, whose arrays then are views of one.
+    """
 
     def __init__(
-        self, reader: SampleReader, *, collate_fn: Collate | None, meta: str, world_size: int
+        self,
+        reader: SampleReader,
+        *,
+        collate_fn: Collate | None,
+        meta: str,
+        world_size: int,
+        is_grouped: bool = False,
+        reads_ahead: bool = False,
     ) -> None:
         self._reader = reader
-        self._collate = collate if collate_fn is None else collate_fn
-        self._meta = META[meta]
+        self._collate = collate_fn
+        self._meta = META[meta] if is_grouped else tuple(n for n in META[meta] if n != GROUP_VALID)
         self._world_size = world_size
+        self._reads_ahead = reads_ahead
 
-    def batch(self, row: Row) -> Any:
-        """The batch of a row: what collate_fn makes of the samples, and the `__...__` entries."""
-        keys, batch = self._joined(row)
+    def batches(self, block: RowBlock) -> Iterator[Any]:
+        """The batches of a block's rows, each read when it is asked for, or a little before.
+
+        What collate_fn makes of the samples, and the `__...__` entries.
+        """
+        read, batch_size = block.read, block.read.shard.shape[1]
+        at_once = max(1, SAMPLES_TO_LOCATE // batch_size)
+        rows = list(block.rows())
+        for first in range(0, len(rows), at_once):
+            near = slice(first, first + at_once)
+            located = self._reader.locate(read.shard[near].ravel(), read.sample[near].ravel())
+            if located is None:
+                yield from map(self._one_by_one, rows[near])
+            else:
+                yield from self._by_columns(rows[near], located, batch_size)
+
+    def _by_columns(self, rows: list[Row], located: Extents, batch_size: int) -> Iterator[Any]:
+        """Batches of rows whose samples lie one after another in `located`."""
+        together = self._rows_together(located, batch_size)
+        for first in range(0, len(rows), together):
+            group = rows[first : first + together]
+            start = first * batch_size
+            columns = self._columns(located, start, start + len(group) * batch_size)
+            for at, row in enumerate(group):
+                if columns is None:
+                    yield self._one_by_one(row)
+                else:
+                    begin = at * batch_size
+                    yield self._batch(row, columns, begin, begin + len(row.shard))
+
+    def _rows_together(self, located: Extents, batch_size: int) -> int:
+        """How many small rows are read at once: a few calls more or less weigh there."""
+        if not self._reads_ahead or self._reader.has_own_decoder(located.fields):
+            return 1
+        sizes = (located.stops - located.starts).sum(axis=0)
+        largest = int(sizes.reshape(-1, batch_size).sum(axis=1).max())
+        return max(1, BYTES_TOGETHER // max(1, largest))
+
+    def samples(self, block: RowBlock) -> Iterator[Any]:
+        """The samples of rows of one, each with its own `__key__`, `__index__` and `__valid__`."""
+        for row in block.rows():
+            key, sample = self._read_one(row, 0)
+            entries = {
+                "__key__": key,
+                "__index__": int(row.index[0]),
+                "__valid__": bool(row.valid[0]),
+            }
+            yield {**sample, **{name: entries[name] for name in self._meta if name in entries}}
+
+    def _one_by_one(self, row: Row) -> Any:
+        """The batch of a row whose samples differ in their fields, or one of which is bad."""
+        keys, samples = [], []
+        for at in range(len(row.shard)):
+            key, sample = self._read_one(row, at)
+            keys.append(key)
+            samples.append(sample)
+        return self._with_entries(row, keys, (self._collate or collate)(samples))
+
+    def _batch(self, row: Row, columns: Columns, start: int, stop: int) -> Any:
+        """The batch of a row whose samples are start..stop-1 of what was read by columns."""
+        keys = columns.keys[start:stop]
+        fields = {name: values[start:stop] for name, values in columns.fields.items()}
+        batch: Any
+        if self._collate is None and not self._reader.transforms:
+            batch = {name: join_field(name, values) for name, values in fields.items()}
+        else:
+            batch = (self._collate or collate)(self._reader.transformed(row, keys, fields))
+        return self._with_entries(row, keys, batch)
+
+    def _columns(self, located: Extents, start: int, stop: int) -> Columns | None:
+        """The columns; None where a sample is bad, which reading one by one then says."""
+        with_keys = "__key__" in self._meta or bool(self._collate) or self._reader.transforms
+        try:
+            return self._reader.read_columns(located, start, stop, with_keys=with_keys)
+        except Exception:  # noqa: BLE001 - whatever it is, it is raised again with its place
+            return None
+
+    def _read_one(self, row: Row, at: int) -> tuple[str, Mapping[str, Any]]:
+        return self._reader.read(
+            shard=int(row.shard[at]),
+            sample=int(row.sample[at]),
+            index=int(row.index[at]),
+            number=int(row.passes[at]),
+        )
+
+    def _with_entries(self, row: Row, keys: list[str], batch: Any) -> Any:
         if not self._meta:
             return batch
         if not isinstance(batch, Mapping):
@@ -88,38 +212,12 @@ class BatchMaker:
                 f"returns, and it returned a {type(batch).__name__}: return a mapping, or give "
                 'meta="none"'
             )
-        return {**batch, **self._entries(row, keys)}
-
-    def sample(self, row: Row) -> Any:
-        """The one sample of a row, with its own `__key__`, `__index__` and `__valid__`."""
-        keys, sample = self._joined(row)
-        entries = {
-            "__key__": keys[0],
-            "__index__": int(row.index[0]),
-            "__valid__": bool(row.valid[0]),
-        }
-        return {**sample, **{name: entries[name] for name in self._meta if name in entries}}
-
-    def _joined(self, row: Row) -> tuple[list[str], Any]:
-        keys, samples = [], []
-        for shard, sample, index, number in zip(
-            row.shard.tolist(),
-            row.sample.tolist(),
-            row.index.tolist(),
-            row.passes.tolist(),
-            strict=True,
-        ):
-            key, read = self._reader.read(shard=shard, sample=sample, index=index, number=number)
-            keys.append(key)
-            samples.append(read)
-        return keys, self._collate(samples)
-
-    def _entries(self, row: Row, keys: list[str]) -> dict[str, Any]:
         entries = {
             "__valid__": torch.from_numpy(row.valid.copy()),
             "__global_valid__": row.global_valid,
+            GROUP_VALID: row.group_valid,
             "__world_size__": self._world_size,
             "__index__": torch.from_numpy(row.index.copy()),
             "__key__": keys,
         }
-        return {name: entries[name] for name in self._meta}
+        return {**batch, **{name: entries[name] for name in self._meta}}

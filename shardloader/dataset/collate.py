@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 ARRAYS: Final = (np.ndarray, np.generic)
+PLAIN: Final = {str, bytes, dict, list}
+UNKNOWN_TO_TORCH: Final = "OSUVMm"  # kinds of numpy's dtypes
 
 
 def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -45,21 +47,24 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def join_field(name: str, values: list[Any]) -> Any:
-    """One field of a batch; raises SampleError if values are ragged, or of several kinds."""
+def join_field(name: str, values: Any) -> Any:
+    """One field of a batch, from a list of values or an array [batch, ...].
+
+    Raises SampleError if values are ragged, or of several kinds.
+    """
+    if isinstance(values, np.ndarray):
+        return _as_tensor(values)
+    kinds = set(map(type, values))
+    if kinds <= PLAIN:
+        return values
     if _all(values, ARRAYS):
         return _stacked(name, [np.asarray(value) for value in values])
     if _all(values, (torch.Tensor,)):
         if len({(value.shape, value.dtype) for value in values}) > 1:
             raise _ragged(name, [(tuple(value.shape), value.dtype) for value in values])
         return torch.stack(values)
-    kinds = {type(value) for value in values}
-    if kinds == {bool}:
-        return torch.tensor(values)
-    if kinds == {int}:
-        return _integers(name, values)
-    if kinds <= {int, float}:
-        return torch.tensor(values, dtype=torch.float32)
+    if kinds <= {int, float} or kinds == {bool}:
+        return _numbers(name, values, kinds)
     if any(isinstance(value, (*ARRAYS, torch.Tensor, int, float)) for value in values):
         raise SampleError(
             f"numbers of one field become a tensor, and the field {name!r} has "
@@ -73,7 +78,11 @@ def _all(values: list[Any], kinds: tuple[type, ...]) -> bool:
     return all(isinstance(value, kinds) for value in values)
 
 
-def _integers(name: str, values: list[int]) -> torch.Tensor:
+def _numbers(name: str, values: list[Any], kinds: set[type]) -> torch.Tensor:
+    if kinds == {bool}:
+        return torch.tensor(values)
+    if float in kinds:
+        return torch.tensor(values, dtype=torch.float32)
     big = [value for value in values if not -(2**63) <= value < 2**63]
     if big:
         raise SampleError(
@@ -87,11 +96,15 @@ def _stacked(name: str, arrays: list[np.ndarray[Any, Any]]) -> Any:
     kinds = {(array.shape, array.dtype) for array in arrays}
     if len(kinds) > 1:
         raise _ragged(name, sorted(kinds, key=str))
-    dtype = arrays[0].dtype
-    if dtype.kind in "OSUVMm":
-        return arrays
+    return arrays if arrays[0].dtype.kind in UNKNOWN_TO_TORCH else _as_tensor(np.stack(arrays))
+
+
+def _as_tensor(array: np.ndarray[Any, Any]) -> Any:
+    """A tensor of a batch's array; rows, if torch knows no such dtype."""
+    if array.dtype.kind in UNKNOWN_TO_TORCH:
+        return list(array)
     # torch knows this machine's byte order alone; a .npy file may come from another's
-    return torch.from_numpy(np.stack(arrays).astype(dtype.newbyteorder("="), copy=False))
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
 def _ragged(name: str, kinds: list[Any]) -> SampleError:

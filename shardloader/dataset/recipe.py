@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 Source = str | PathLike[str] | Sequence[str | PathLike[str]]
 Collate = Callable[[list[Any]], Any]
 
+GROUP_VALID: Final = "__group_valid__"  # of loaders alone that group steps
 META: Final = {
-    "all": ("__valid__", "__global_valid__", "__world_size__", "__index__", "__key__"),
-    "mask": ("__valid__", "__global_valid__", "__world_size__"),
+    "all": ("__valid__", "__global_valid__", GROUP_VALID, "__world_size__", "__index__", "__key__"),
+    "mask": ("__valid__", "__global_valid__", GROUP_VALID, "__world_size__"),
     "none": (),
 }
 
@@ -102,8 +103,8 @@ class Recipe:
             steps_per_epoch=self.options.steps_per_epoch,
         )
 
-    def start_of(self, epoch: int, grid: Grid) -> Checkpoint:
-        """The checkpoint of an epoch's beginning."""
+    def start_of(self, epoch: int, grid: Grid, *, global_batch: int | None = None) -> Checkpoint:
+        """The checkpoint of an epoch's beginning; global_batch: samples of an optimiser step."""
         return Checkpoint(
             dataset=self.catalog.manifest.digest,
             seed=self.options.seed,
@@ -112,6 +113,7 @@ class Recipe:
             grid=grid,
             window=self.options.window,
             steps_per_epoch=self.options.steps_per_epoch,
+            global_batch=global_batch,
         )
 
 

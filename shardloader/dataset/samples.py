@@ -5,18 +5,37 @@ Here the place of a fault is known, so here it is named: shard, key, field and o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from shardloader.dataset.transform import Transformer
-from shardloader.errors import DecodeError, SampleError
-from shardloader.reading.decode import located
+from shardloader.errors import DecodeError, SampleError, ShardLoaderError
+from shardloader.reading.columns import Spans, column_of
+from shardloader.reading.decode import OwnDecoder, located
+from shardloader.reading.extents import locate
 from shardloader.reading.shard import ShardPool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
+    from shardloader.dataset.batches import Row
     from shardloader.dataset.recipe import Recipe
+    from shardloader.reading.columns import Column
+    from shardloader.reading.extents import Extents
     from shardloader.reading.shard import Shard
+
+
+class Columns(NamedTuple):
+    """Some samples, field by field.
+
+    keys: none if they were not asked for; fields: each a list, or an array [samples, ...].
+    """
+
+    keys: list[str]
+    fields: dict[str, Any]
 
 
 class SampleReader:
@@ -27,6 +46,8 @@ class SampleReader:
         options = recipe.options
         self._wanted = options.fields
         self._decode = options.decode.decode
+        self._decoder = options.decode.decoder
+        self._columns: dict[str, Column] = {}
         self._transformer = Transformer(options.transform, seed=options.seed, reseed=options.reseed)
 
     def read(
@@ -42,11 +63,80 @@ class SampleReader:
         opened = self._pool[shard]
         key = opened.key(sample)
         decoded: dict[str, Any] = {"__key__": key, **self._decoded(opened, sample, key)}
+        return key, self._transformed(decoded, opened.name, number=number, index=index)
+
+    @property
+    def transforms(self) -> bool:
+        """Whether samples are transformed."""
+        return self._transformer.transforms
+
+    def has_own_decoder(self, fields: Sequence[str]) -> bool:
+        """Whether one of the fields is decoded by a function of the caller's."""
+        return any(isinstance(self._decoder(field), OwnDecoder) for field in fields)
+
+    def locate(self, shard: NDArray[np.int64], sample: NDArray[np.int64]) -> Extents | None:
+        """Where samples lie that can be read by columns, int64 [n]; None where they can't.
+
+        Nor where a shard can't be opened: reading them one by one says so when its turn comes.
+        """
         try:
-            return key, self._transformer(decoded, number=number, index=index)
+            return locate(self._pool, shard, sample, self._wanted)
+        except ShardLoaderError:
+            return None
+
+    def read_columns(self, extents: Extents, start: int, stop: int, *, with_keys: bool) -> Columns:
+        """What the samples start..stop-1 of `extents` hold.
+
+        Raises anything for a sample that is bad: reading one by one tells which.
+        """
+        shards = extents.shard[start:stop].tolist()
+        opened = {number: self._pool[number] for number in set(shards)}
+        buffer_of = {number: shard.buffer for number, shard in opened.items()}
+        buffers = [buffer_of[number] for number in shards]
+        columns = {}
+        for at, field in enumerate(extents.fields):
+            starts, stops = extents.starts[at, start:stop], extents.stops[at, start:stop]
+            columns[field] = self._column(field)(Spans(buffers, starts.tolist(), stops.tolist()))
+        if not with_keys:
+            return Columns([], columns)
+        first, last = extents.keys[:, start:stop].tolist()
+        return Columns(_keys(opened, shards, first, last), columns)
+
+    def transformed(
+        self, row: Row, keys: list[str], columns: dict[str, Any]
+    ) -> list[Mapping[str, Any]]:
+        """The samples of a row that was read by columns, each transformed."""
+        rows = [_rows(values) for values in columns.values()]
+        names = ("__key__", *columns)
+        samples: list[Mapping[str, Any]] = []
+        for values, shard, index, number in zip(
+            zip(keys, *rows, strict=True),
+            row.shard.tolist(),
+            row.index.tolist(),
+            row.passes.tolist(),
+            strict=True,
+        ):
+            sample = dict(zip(names, values, strict=True))
+            samples.append(
+                self._transformed(sample, self._pool[shard].name, number=number, index=index)
+            )
+        return samples
+
+    def _transformed(
+        self, sample: dict[str, Any], shard: str, *, number: int, index: int
+    ) -> Mapping[str, Any]:
+        key = sample["__key__"]
+        try:
+            return self._transformer(sample, number=number, index=index)
         except Exception as error:
-            error.add_note(f"in transform= of the sample with the key {key!r} of {opened.name}")
+            error.add_note(f"in transform= of the sample with the key {key!r} of {shard}")
             raise
+
+    def _column(self, field: str) -> Column:
+        found = self._columns.get(field)
+        if found is None:
+            found = self._columns[field] = column_of(self._decoder(field))
+        return found
 
     def _decoded(self, shard: Shard, sample: int, key: str) -> dict[str, Any]:
         wanted = self._wanted
@@ -72,3 +162,18 @@ class SampleReader:
     def close(self) -> None:
         """Close the open shards."""
         self._pool.close()
+
+
+def _keys(opened: dict[int, Shard], shards: list[int], first: list[int], last: list[int]) -> Any:
+    """The keys of samples by their first and last bytes in their shards' keys."""
+    text_of = {number: shard.keys for number, shard in opened.items()}
+    if None not in text_of.values():
+        texts: list[Any] = [text_of[number] for number in shards]
+        return [text[i:j] for text, i, j in zip(texts, first, last, strict=True)]
+    indexes = [opened[number].index for number in shards]
+    return [index.key_of(i, j) for index, i, j in zip(indexes, first, last, strict=True)]
+
+
+def _rows(values: Any) -> Any:
+    """Each sample's value, with memory of its own."""
+    return [row.copy() for row in values] if isinstance(values, np.ndarray) else values

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shardloader.dataset.batches import BatchMaker, rows
+from shardloader.dataset.batches import BatchMaker, row_blocks
 from shardloader.dataset.map_dataset import MapDataset
 from shardloader.dataset.recipe import (
     Options,
@@ -39,7 +39,7 @@ from shardloader.reading.decode import resolve
 if TYPE_CHECKING:
     from os import PathLike
 
-    from shardloader.dataset.batches import Row
+    from shardloader.dataset.batches import RowBlock
     from shardloader.dataset.recipe import Collate, Source
     from shardloader.dataset.transform import Transform
     from shardloader.format.manifest import Manifest
@@ -175,14 +175,14 @@ class ShardDataset(IterableDataset[Any]):
         options, one = self.options, self.options.batch_size is None
         maker = BatchMaker(
             self._reader,
-            collate_fn=_only_sample if one else options.collate_fn,
+            collate_fn=options.collate_fn,
             meta=options.meta,
             world_size=running.world_size,
         )
-        for row in running.rows():
-            item = maker.sample(row) if one else maker.batch(row)
-            running.taken += 1
-            yield item
+        for block in running.row_blocks():
+            for item in maker.samples(block) if one else maker.batches(block):
+                running.taken += 1
+                yield item
 
     def _plan(self, epoch: int) -> _Running:
         """What this worker of this rank reads of an epoch."""
@@ -303,10 +303,12 @@ class _Running:
         rank, worker, num_workers = self._reader
         return len(range(worker, self._schedule().dealing.num_batches(rank), num_workers))
 
-    def rows(self) -> Iterator[Row]:
+    def row_blocks(self) -> Iterator[RowBlock]:
         """The rows that are left after `taken`."""
         rank, worker, num_workers = self._reader
-        return rows(self._schedule(), rank, worker=worker, num_workers=num_workers, skip=self.taken)
+        return row_blocks(
+            self._schedule(), rank, worker=worker, num_workers=num_workers, skip=self.taken
+        )
 
     def state(self) -> _WorkerState:
         """The state of this pass now."""
@@ -378,7 +380,3 @@ class _WorkerState:
                 f"{self.taken}: it is damaged, or was not made by this dataset"
             )
         return self.taken
-
-
-def _only_sample(samples: list[Any]) -> Any:
-    return samples[0]

@@ -42,6 +42,11 @@ class Transformer:
         self._seed = seed
         self._reseed = reseed
 
+    @property
+    def transforms(self) -> bool:
+        """Whether there is a transform."""
+        return self._transform is not None
+
     def __call__(self, sample: dict[str, Any], *, number: int, index: int) -> Mapping[str, Any]:
         """The transformed sample; raises UsageError if the transform returns no mapping."""
         if self._transform is None:

@@ -76,8 +76,11 @@ class SampleIndex:
         """Give the key of a sample, numbered from 0. Raises IndexError outside the shard."""
         if not 0 <= sample < self.num_samples:
             raise IndexError(f"sample {sample} of a shard with {self.num_samples}")
-        encoded = self.key_bytes[self.key_starts[sample] : self.key_starts[sample + 1]].tobytes()
-        return encoded.decode("utf-8", "surrogateescape")
+        return self.key_of(int(self.key_starts[sample]), int(self.key_starts[sample + 1]))
+
+    def key_of(self, start: int, stop: int) -> str:
+        """Give the key that lies at these bytes of the keys."""
+        return self.key_bytes[start:stop].tobytes().decode("utf-8", "surrogateescape")
 
     @property
     def digest(self) -> str:

@@ -30,12 +30,14 @@ class Engine:
         source: ShardDataset,
         *,
         num_workers: int,
+        is_grouped: bool,
         collate_fn: Collate | None,
         meta: str,
         options: Mapping[str, Any],
     ) -> None:
         self._source = source
         self._num_workers = num_workers
+        self._is_grouped = is_grouped
         self._collate_fn = collate_fn
         self._meta = meta
         self._options = options
@@ -44,15 +46,16 @@ class Engine:
     def batches(self, schedule: Schedule, *, epoch: int) -> Iterator[Any]:
         """This rank's batches of a schedule."""
         dealing = schedule.dealing
-        stream, loader = self._make(dealing.batch_size)
+        stream, loader = self._make(dealing.batch_size, dealing.accumulate)
         stream.start_at(epoch=epoch, consumed=dealing.consumed, grid=schedule.order.grid)
-        return iter(loader)
+        in_this_process = self._num_workers == 0 and not self._options.get("pin_memory")
+        return iter(stream) if in_this_process else iter(loader)
 
     def forget_workers(self) -> None:
         """Start new workers next time, also where they persist."""
         self._made = None
 
-    def _make(self, batch_size: int) -> tuple[BatchStream, DataLoader[Any]]:
+    def _make(self, batch_size: int, accumulate: int) -> tuple[BatchStream, DataLoader[Any]]:
         if self._made is None:
             self._check_pickles()
             stream = BatchStream(
@@ -60,6 +63,8 @@ class Engine:
                     recipe=self._source.recipe,
                     topology=self._source.resolve_topology(),
                     batch_size=batch_size,
+                    accumulate=accumulate,
+                    is_grouped=self._is_grouped,
                     collate_fn=self._collate_fn,
                     meta=self._meta,
                 )

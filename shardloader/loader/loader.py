@@ -19,6 +19,7 @@ from shardloader.loader.iterator import LoaderIterator
 from shardloader.loader.log import SampleLog, launch_number
 from shardloader.loader.progress import Progress
 from shardloader.loader.stream import LoaderDataset
+from shardloader.order.batching import Batching
 from shardloader.order.checkpoint import Checkpoint
 from shardloader.order.integers import checked
 
@@ -55,32 +56,41 @@ PASSED_ON: Final = (
 class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no types
     """Batches of a ShardDataset for this rank.
 
-    dataset; batch_size: samples a rank and step; num_workers: worker processes, 0 for none;
-    collate_fn: list of samples -> batch, by default arrays stacked and all else in lists; meta:
-    which `__...__` entries a batch carries, "all", "mask" or "none". agreement_timeout: seconds
-    that ranks wait for each other before an epoch, to compare what they are about to read, where
-    torch.distributed is initialised. pin_memory, timeout, worker_init_fn, multiprocessing_context,
-    generator, prefetch_factor and persistent_workers are those of DataLoader. Raises UsageError
-    for sampler, batch_sampler, shuffle, drop_last and in_order=False, naming what to use instead.
+    dataset; batch_size: samples a rank and step, 1 by default; num_workers: worker processes, 0
+    for none; collate_fn: list of samples -> batch, by default arrays stacked and all else in
+    lists; meta: which `__...__` entries a batch carries, "all", "mask" or "none". accumulate: steps
+    whose gradients make one optimiser step. global_batch: samples of an optimiser step over all
+    ranks; batch_size, then the most that a rank takes at once, and accumulate follow from it and
+    from the number of ranks. agreement_timeout: seconds that ranks wait for each other before an
+    epoch, to compare what they are about to read, where torch.distributed is initialised.
+    pin_memory, timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor and
+    persistent_workers are those of DataLoader. Raises UsageError for sampler, batch_sampler,
+    shuffle, drop_last and in_order=False, naming what to use instead; at the first iter, len or
+    state_dict for a global_batch that the ranks can't share evenly.
 
     A batch is a mapping: the fields, and `__valid__` (bool tensor [batch_size]), `__index__`
     (int64 tensor [batch_size], the sample's number in the manifest), `__key__` (list of str),
-    `__global_valid__` (int, valid samples over all ranks) and `__world_size__` (int).
+    `__global_valid__` (int, valid samples over all ranks) and `__world_size__` (int). With
+    accumulate or global_batch it has `__group_valid__` (int) too: valid samples over all ranks in
+    the steps of its group. Groups count from the epoch's start, and its last one may be short: a
+    group is complete, and the optimiser's turn, when `loader.step % loader.accumulate == 0`.
     """
 
     def __init__(
         self,
         dataset: ShardDataset | LoaderDataset,
-        batch_size: int | None = 1,
+        batch_size: int | None = None,
         num_workers: int = 0,
         collate_fn: Collate | None = None,
         *,
         meta: str = "all",
+        accumulate: int | None = None,
+        global_batch: int | None = None,
         agreement_timeout: float = MEETING_TIMEOUT_S,
         **options: Any,
     ) -> None:
         source = _checked_source(dataset)
-        batch_size = checked("batch_size", batch_size, least=1, below=2**31)
+        batching = Batching(batch_size=batch_size, accumulate=accumulate, global_batch=global_batch)
         num_workers = checked("num_workers", num_workers, least=0, below=2**16)
         passed_on = _checked_options(options)
         if source.options.reseed and num_workers == 0:
@@ -90,7 +100,7 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
             )
         super().__init__(
             LoaderDataset(source),
-            batch_size=batch_size,
+            batch_size=batching.batch_size or 1,
             num_workers=num_workers,
             **passed_on,
         )
@@ -98,19 +108,45 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         self.meta = checked_meta(meta)
         self._progress = Progress(
             source,
-            batch_size=batch_size,
+            batching=batching,
             num_workers=num_workers,
             patience_s=float(agreement_timeout),
         )
         self._engine = Engine(
             source,
             num_workers=num_workers,
+            is_grouped=batching.is_grouped,
             collate_fn=collate_fn,
             meta=self.meta,
             options=passed_on,
         )
         # DataLoader guards its attributes against change; trainers look for this one.
         object.__setattr__(self, "sampler", EpochSetter(self._progress))
+
+        # What was given, for trainers that build a loader anew from its attributes; what holds is
+        # told by the properties of these names.
+        self.__dict__.update(
+            batch_size=batch_size, accumulate=accumulate, global_batch=global_batch
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples a rank and step; with global_batch=, what this topology makes of it."""
+        return self._progress.batch.batch_size
+
+    @batch_size.setter
+    def batch_size(self, given: int) -> None:
+        """What DataLoader's constructor does."""
+
+    @property
+    def accumulate(self) -> int:
+        """Steps that make an optimiser step."""
+        return self._progress.batch.accumulate
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of an optimiser step over all ranks."""
+        return self._progress.global_batch
 
     @property
     def topology(self) -> Topology:
@@ -229,6 +265,7 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
         else:
             raise UsageError(
                 f"ShardLoader has no option {name}=: its own are dataset, batch_size, "
-                f"num_workers, collate_fn and meta, and of DataLoader's {', '.join(PASSED_ON)}"
+                "num_workers, collate_fn, meta, accumulate, global_batch and agreement_timeout, "
+                f"and of DataLoader's {', '.join(PASSED_ON)}"
             )
     return passed_on

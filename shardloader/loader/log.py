@@ -1,41 +1,34 @@
 """What was received, written down: one file a rank, one append a step.
 
-A line is one JSON object and one unbuffered write, so that a killed rank leaves whole lines. The
-first kind of line says where an attempt starts, the others what each step held:
-
-    {"version": 1, "attempt": [1732900000000000000, 0], "rank": 0, "world_size": 2,
-     "batch_size": 32, "dataset": "...", "num_samples": 1000, "shuffled": true, "even": "pad",
-     "steps_per_epoch": null, "closed": null, "epoch": 0, "consumed": 0, "pass": 0, "position": 0}
-    {"epoch": 0, "consumed": 0, "index": [17, 4, ...], "valid": 32}
-
-consumed: positions consumed before the step; index: samples of the slots, the first `valid` of
-which are valid. A line with "skipped" instead says how many positions training left out. closed:
-the epoch that a loaded state left without a step, and its position. With steps_per_epoch a step
-also has "pass", for each slot the pass over the data that it belongs to. An attempt is the launch
-and how often it went back to a loaded state: what an earlier attempt read at or after the start of
-a later one is superseded, since training was rolled back.
+A line is one record of `planning.sample_log` and one unbuffered write, so that a killed rank leaves
+whole lines.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from shardloader.distributed.rendezvous import MEETING_TIMEOUT_S, can_meet, meet
 from shardloader.errors import UsageError, WorldError
 from shardloader.order.integers import checked
-from shardloader.planning.audit import LOG_VERSION
+from shardloader.planning.sample_log import (
+    encoded,
+    file_name,
+    grid_record,
+    skip_record,
+    step_record,
+)
 
 if TYPE_CHECKING:
     from shardloader.dataset.batches import Row
+    from shardloader.order.grid import Grid
     from shardloader.order.topology import Topology
-
+    from shardloader.planning.sample_log import Start
 
 log = logging.getLogger("shardloader")
 
@@ -68,7 +61,8 @@ class SampleLog:
         self._loads = 0
         self._rolled_back = False
         self._started: int | None = None
-        name = f"rank-{topology.rank:05d}-of-{topology.world_size:05d}.{launch}.jsonl"
+        self._grid: Grid | None = None
+        name = file_name(rank=topology.rank, world_size=topology.world_size, launch=launch)
         self.path = Path(folder) / name
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,36 +87,38 @@ class SampleLog:
         """A state was loaded: what follows is another attempt."""
         self._rolled_back = True
 
-    def start(self, about: dict[str, Any]) -> None:
-        """Say where this attempt starts; once an attempt."""
+    def start(self, about: Start) -> None:
+        """Say where this attempt starts, once an attempt; later only if the grid is another."""
         # Counted here, since all ranks start equally often, but may load one state twice.
         self._loads += self._rolled_back
         self._rolled_back = False
         if self._started != self._loads:
             self._started = self._loads
-            attempt = [self._launch, self._loads]
-            self._append({"version": LOG_VERSION, "attempt": attempt, **about})
+            self._append(replace(about, attempt=(self._launch, self._loads)).to_record())
+        elif self._grid != about.grid:
+            self._append(grid_record(about))
+        self._grid = about.grid
 
     def step(self, *, epoch: int, consumed: int, row: Row) -> None:
         """Write down one received batch."""
-        line = {
-            "epoch": epoch,
-            "consumed": consumed,
-            "index": row.index.tolist(),
-            "valid": int(np.count_nonzero(row.valid)),
-        }
-        if (row.passes != epoch).any():
-            line["pass"] = row.passes.tolist()
-        self._append(line)
+        self._append(
+            step_record(
+                epoch=epoch,
+                consumed=consumed,
+                index=row.index,
+                valid=row.valid,
+                passes=row.passes,
+            )
+        )
 
     def skip(self, *, epoch: int, consumed: int, count: int) -> None:
         """Write down that training leaves positions out on purpose."""
-        self._append({"epoch": epoch, "consumed": consumed, "skipped": count})
+        self._append(skip_record(epoch=epoch, consumed=consumed, count=count))
 
-    def _append(self, line: dict[str, Any]) -> None:
+    def _append(self, record: dict[str, Any]) -> None:
         if self._file < 0:
             return
-        data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
+        data = encoded(record)
         try:
             written = os.write(self._file, data)
         except OSError as error:

@@ -7,17 +7,18 @@ size they decide for, and says in the log what a user should know.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardloader.dataset.batches import rows
 from shardloader.distributed.rendezvous import can_meet, meet
-from shardloader.errors import ShardLoaderError
+from shardloader.errors import ShardLoaderError, UsageError
 from shardloader.order.agreement import FIELDS, verdict
 from shardloader.order.checkpoint import starting_grid
 from shardloader.order.grid import default_grid
 from shardloader.order.integers import checked
 from shardloader.order.position import Position
 from shardloader.order.schedule import Schedule
+from shardloader.planning.sample_log import Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from shardloader.dataset.batches import Row
     from shardloader.dataset.shard_dataset import ShardDataset
     from shardloader.loader.log import SampleLog
+    from shardloader.order.batching import Batch, Batching
     from shardloader.order.checkpoint import Checkpoint
     from shardloader.order.epoch import Order
     from shardloader.order.grid import Grid
@@ -42,12 +44,12 @@ class Progress:
     """
 
     def __init__(
-        self, source: ShardDataset, *, batch_size: int, num_workers: int, patience_s: float
+        self, source: ShardDataset, *, batching: Batching, num_workers: int, patience_s: float
     ) -> None:
         self.position = Position()
         self.token: object = None
         self.sample_log: SampleLog | None = None
-        self.batch_size = batch_size
+        self.batching = batching
         self._source = source
         self._options = source.options
         self._order: Order | None = None
@@ -55,7 +57,7 @@ class Progress:
         self._patience_s = patience_s
         self._grid: Grid | None = None
         self._said: set[str] = set()
-        self._closed: list[int] | None = None  # the epoch that a load left, and where
+        self._closed: tuple[int, int] | None = None  # the epoch that a load left, and where
 
     @property
     def topology(self) -> Topology:
@@ -63,9 +65,26 @@ class Progress:
         return self._source.resolve_topology()
 
     @property
+    def batch(self) -> Batch:
+        """Samples a rank and step, and steps an optimiser step, in this topology."""
+        batch = self.batching.on(self.topology.world_size)
+        if batch.accumulate > 1 and self._options.even == "join":
+            raise UsageError(
+                'under even="join" a rank may have no last step, and its share of the group would '
+                f"be lost with it: with {batch.accumulate} steps an optimiser step use "
+                'even="pad" or "drop"'
+            )
+        return batch
+
+    @property
     def step_size(self) -> int:
         """Samples of a step over all ranks."""
-        return self.topology.world_size * self.batch_size
+        return self.topology.world_size * self.batch.batch_size
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of an optimiser step over all ranks."""
+        return self.step_size * self.batch.accumulate
 
     def schedule(self, *, consumed: int | None = None) -> Schedule:
         """What is left of the epoch after `consumed` positions, by default those received."""
@@ -75,14 +94,17 @@ class Progress:
             epoch=self.position.epoch,
             consumed=at,
             world_size=self.topology.world_size,
-            batch_size=self.batch_size,
+            batch_size=self.batch.batch_size,
             even=self._options.even,
+            accumulate=self.batch.accumulate,
         )
 
     def checkpoint(self) -> Checkpoint:
         """The present position as a state holds it."""
         position = self.position
-        start = self._source.recipe.start_of(position.epoch, self._grid_at(position.consumed))
+        start = self._source.recipe.start_of(
+            position.epoch, self._grid_at(position.consumed), global_batch=self.global_batch
+        )
         return start.at(epoch=position.epoch, consumed=position.consumed)
 
     def load(self, loaded: Checkpoint) -> None:
@@ -100,7 +122,7 @@ class Progress:
                 self._length() - loaded.consumed,
             )
             self._move(self.position.load(epoch=loaded.epoch + 1, consumed=0))
-            self._closed = [loaded.epoch, loaded.consumed]
+            self._closed = (loaded.epoch, loaded.consumed)
         if self.sample_log is not None:
             self.sample_log.rolled_back()
 
@@ -114,11 +136,14 @@ class Progress:
     def skip(self, steps: int) -> None:
         """Move on by `steps` steps without reading them."""
         steps = checked("steps", steps, least=0)
-        dealing = self.schedule().dealing
+        schedule = self.schedule()
+        dealing = schedule.dealing
         consumed = dealing.consumed_after(steps) if steps else dealing.consumed
         is_last = steps > 0 and steps >= dealing.num_steps
+        if steps:
+            self._grid = schedule.order.grid  # what was left out was so on this grid
         if self.sample_log is not None and steps:
-            self.sample_log.start(self._about(self.schedule()))
+            self.sample_log.start(self._about(schedule))
             self.sample_log.skip(
                 epoch=self.position.epoch,
                 consumed=self.position.consumed,
@@ -167,7 +192,8 @@ class Progress:
         stand = {
             **{name: state[name] for name in state if name in FIELDS},
             "world_size": topology.world_size,
-            "batch_size": self.batch_size,
+            "batch_size": schedule.dealing.batch_size,
+            "accumulate": schedule.dealing.accumulate,
             "even": schedule.dealing.even,
             "num_steps": num_steps,
         }
@@ -201,7 +227,7 @@ class Progress:
         present = default_grid(
             world_size=self.topology.world_size,
             num_workers=self._num_workers,
-            batch_size=self.batch_size,
+            batch_size=self.batch.batch_size,
             shuffled=self._options.shuffle is not None,
         )
         return starting_grid(
@@ -210,17 +236,18 @@ class Progress:
             given=given,
             consumed=consumed,
             steps_per_epoch=self._options.steps_per_epoch,
+            global_batch=self.global_batch if self.batching.is_grouped else None,
         )
 
     def _say_what_changes(self, loaded: Checkpoint) -> None:
-        step, given = self.step_size, self._options.grid
-        if loaded.grid.step != step and loaded.grid != given:
+        was, given = loaded.global_batch or loaded.grid.step, self._options.grid
+        if was != self.global_batch:
             log.log(
                 logging.WARNING if self.topology.rank == 0 else logging.INFO,
                 "the global batch changes from %d to %d samples: every sample is still read once, "
                 "but the optimisation problem is another",
-                loaded.grid.step,
-                step,
+                was,
+                self.global_batch,
             )
         if given not in {None, self._grid_at(loaded.consumed)}:
             endless = self._options.steps_per_epoch is not None
@@ -232,21 +259,22 @@ class Progress:
                 loaded.grid,
             )
 
-    def _about(self, schedule: Schedule) -> dict[str, Any]:
-        virtual = schedule.dealing.first + schedule.dealing.consumed
-        number, position = divmod(virtual, max(1, self._source.num_samples))
-        return {
-            "rank": self.topology.rank,
-            "world_size": self.topology.world_size,
-            "batch_size": self.batch_size,
-            "dataset": self._source.manifest.digest,
-            "num_samples": self._source.num_samples,
-            "shuffled": self._options.shuffle is not None,
-            "epoch": self.position.epoch,
-            "consumed": self.position.consumed,
-            "even": self._options.even,
-            "steps_per_epoch": self._options.steps_per_epoch,
-            "closed": self._closed,
-            "pass": number,
-            "position": position,
-        }
+    def _about(self, schedule: Schedule) -> Start:
+        """What the log says of where an attempt starts."""
+        manifest, order = self._source.manifest, schedule.order
+        return Start(
+            rank=self.topology.rank,
+            world_size=self.topology.world_size,
+            batch_size=schedule.dealing.batch_size,
+            even=schedule.dealing.even,
+            dataset=manifest.digest,
+            num_samples=order.num_samples,
+            num_shards=int((manifest.counts > 0).sum()),
+            seed=order.seed,
+            window=order.window,
+            steps_per_epoch=order.steps_per_epoch,
+            epoch=self.position.epoch,
+            consumed=self.position.consumed,
+            grid=order.grid,
+            closed=self._closed,
+        )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shardloader.dataset.batches import BatchMaker, rows
+from shardloader.dataset.batches import BatchMaker, row_blocks
 from shardloader.dataset.recipe import pickling_error
 from shardloader.dataset.samples import SampleReader
 from shardloader.errors import UsageError
@@ -30,11 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamOptions:
-    """What a stream needs to know besides its position."""
+    """What a stream needs to know besides its position.
+
+    accumulate: steps of an optimiser step; is_grouped: whether batches carry `__group_valid__`.
+    """
 
     recipe: Recipe
     topology: Topology
     batch_size: int
+    accumulate: int
+    is_grouped: bool
     collate_fn: Collate | None
     meta: str
 
@@ -63,6 +68,7 @@ class BatchStream(IterableDataset[Any]):
             world_size=options.topology.world_size,
             batch_size=options.batch_size,
             even=options.recipe.options.even,
+            accumulate=options.accumulate,
         )
         return self._batches(schedule)
 
@@ -75,16 +81,19 @@ class BatchStream(IterableDataset[Any]):
             collate_fn=options.collate_fn,
             meta=options.meta,
             world_size=options.topology.world_size,
+            is_grouped=options.is_grouped,
+            reads_ahead=get_worker_info() is None,
         )
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
         checked = info is None
-        for row in rows(schedule, options.topology.rank, worker=worker, num_workers=num_workers):
-            batch = maker.batch(row)
-            if not checked:
-                _check_travels(batch)
-                checked = True
-            yield batch
+        rank = options.topology.rank
+        for block in row_blocks(schedule, rank, worker=worker, num_workers=num_workers):
+            for batch in maker.batches(block):
+                if not checked:
+                    _check_travels(batch)
+                    checked = True
+                yield batch
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}

@@ -20,6 +20,7 @@ FIELDS: Final = {
     "steps_per_epoch": "give every rank the same steps_per_epoch=",
     "even": "give every rank the same even=",
     "batch_size": "give every rank the same batch_size=",
+    "accumulate": "give every rank the same accumulate= or global_batch=",
     "epoch": "load the same checkpoint on every rank, and iterate on all of them or on none "
     "(is it only one rank that evaluates?)",
     "consumed": "load the same checkpoint on every rank, and skip() alike",

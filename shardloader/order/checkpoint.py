@@ -27,7 +27,9 @@ KEYS: Final = (
     "grid",
     "window",
     "steps_per_epoch",
+    "global_batch",
 )
+MAY_LACK: Final = ("global_batch",)  # the first states of version 1 do not say it
 
 # What defines the order and may not differ between a state and the loader that takes it: the
 # field, the argument that sets it, and what to do when it differs.
@@ -45,7 +47,8 @@ class Checkpoint:
 
     dataset: the manifest's digest; seed; epoch; consumed: positions that training has taken in
     the epoch; grid; window: samples, None for no shuffle; steps_per_epoch: None for an epoch of
-    one pass. Raises CheckpointError for values that can't be.
+    one pass; global_batch: samples of an optimiser step over all ranks when the state was taken,
+    None where it is not known. Raises CheckpointError for values that can't be.
     """
 
     dataset: str
@@ -55,6 +58,7 @@ class Checkpoint:
     grid: Grid
     window: int | None
     steps_per_epoch: int | None
+    global_batch: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.dataset, str):
@@ -63,10 +67,9 @@ class Checkpoint:
             self._check_number("seed", least=0, below=MAX_SEED)
             self._check_number("epoch", least=0, below=2**62)
             self._check_number("consumed", least=0)
-            if self.window is not None:
-                self._check_number("window", least=1)
-            if self.steps_per_epoch is not None:
-                self._check_number("steps_per_epoch", least=1)
+            for name in ("window", "steps_per_epoch", "global_batch"):
+                if getattr(self, name) is not None:
+                    self._check_number(name, least=1)
         except UsageError as error:
             raise CheckpointError(f"not a state of a loader: {error}") from None
 
@@ -85,6 +88,7 @@ class Checkpoint:
             "grid": self.grid.to_list(),
             "window": self.window,
             "steps_per_epoch": self.steps_per_epoch,
+            "global_batch": self.global_batch,
         }
 
     @classmethod
@@ -96,7 +100,7 @@ class Checkpoint:
                 f"{type(state).__name__}"
             )
         _check_version(state)
-        missing = [key for key in KEYS if key not in state]
+        missing = [key for key in KEYS if key not in state and key not in MAY_LACK]
         unknown = sorted(str(key) for key in state if key not in KEYS)
         if missing or unknown:
             raise CheckpointError(
@@ -107,7 +111,9 @@ class Checkpoint:
             grid = Grid.from_list(state["grid"])
         except UsageError as error:
             raise CheckpointError(f"not a state of a loader: {error}") from None
-        values = {key: state[key] for key in KEYS if key not in {"version", "grid"}}
+        values: dict[str, Any] = {
+            key: state.get(key) for key in KEYS if key not in {"version", "grid"}
+        }
         return cls(grid=grid, **values)
 
     def check_matches(self, other: Checkpoint) -> None:
@@ -153,16 +159,27 @@ def _check_version(state: Mapping[Any, Any]) -> None:
 
 
 def starting_grid(
-    grid: Grid, present: Grid, *, given: Grid | None, consumed: int, steps_per_epoch: int | None
+    grid: Grid,
+    present: Grid,
+    *,
+    given: Grid | None,
+    consumed: int,
+    steps_per_epoch: int | None,
+    global_batch: int | None = None,
 ) -> Grid:
     """The grid of an epoch that goes on at `consumed`.
 
+    global_batch: samples of an optimiser step, where steps are grouped to one.
+
     In mid-epoch, and for ever with `steps_per_epoch` (whose passes run on over epochs), the grid
     is the one that the order began with. An epoch that starts with another global batch than the
-    grid's takes `given` (the argument grid=), or the present topology.
+    grid's takes `given` (the argument grid=), or the present topology. Where steps are grouped, a
+    grid whose steps make whole groups is kept: then each optimiser step has the same samples in
+    every topology of that global batch.
     """
     if consumed > 0 or steps_per_epoch is not None:
         return grid
     if given is not None:
         return given
-    return grid if grid.step == present.step else present
+    fits = grid.step == present.step if global_batch is None else global_batch % grid.step == 0
+    return grid if fits else present

@@ -60,7 +60,8 @@ class Dealing:
 
     lanes: how a pass is cut; first: the epoch's first virtual position; length: its positions;
     consumed: how many of them training has taken; world_size, batch_size: the present topology;
-    even: a policy of EVEN_POLICIES. Steps count from 0 at `consumed`.
+    even: a policy of EVEN_POLICIES; accumulate: steps that make an optimiser step. Steps count
+    from 0 at `consumed`, and groups of `accumulate` steps from the epoch's start.
     """
 
     lanes: Lanes
@@ -70,9 +71,15 @@ class Dealing:
     world_size: int
     batch_size: int
     even: str
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("world_size", 1), ("batch_size", 1), ("consumed", 0)):
+        for name, least in (
+            ("world_size", 1),
+            ("batch_size", 1),
+            ("accumulate", 1),
+            ("consumed", 0),
+        ):
             below = 2**63 if name == "consumed" else 2**31
             value = checked(name, getattr(self, name), least=least, below=below)
             object.__setattr__(self, name, value)
@@ -127,6 +134,18 @@ class Dealing:
     def global_valid(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
         """Valid samples over all ranks at each step, int64, the steps' shape."""
         return np.where(steps < self.num_full, self.step_size, self.rest)
+
+    def group_valid(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Valid samples over all ranks in the group of each step, int64, the steps' shape.
+
+        The epoch's last group may be short, and so may the first after a position in mid-group.
+        """
+        before = self.consumed // self.step_size % self.accumulate  # steps of the first group
+        start = (steps + before) // self.accumulate * self.accumulate - before
+        stop = np.minimum(start + self.accumulate, self.num_steps)
+        last = np.minimum(stop * self.step_size, self.length - self.consumed)
+        valid: NDArray[np.int64] = last - np.maximum(start, 0) * self.step_size
+        return valid
 
     def slots(self, steps: NDArray[np.int64], rank: int) -> Slots:
         """What `rank` takes at `steps` (int64 [n], each below num_steps)."""

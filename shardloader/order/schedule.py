@@ -29,7 +29,7 @@ class StepSamples:
 
     shard, sample, index: int64, as in `Samples`; passes: the pass over the data of each slot,
     int64; valid: bool; size: slots that the batch really has (less than batch_size only under
-    "join"); global_valid: valid samples over all ranks.
+    "join"); global_valid, group_valid: valid samples over all ranks, of the step and of its group.
     """
 
     shard: NDArray[np.int64]
@@ -39,6 +39,7 @@ class StepSamples:
     valid: NDArray[np.bool_]
     size: NDArray[np.int64]
     global_valid: NDArray[np.int64]
+    group_valid: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +64,7 @@ class Schedule:
         world_size: int,
         batch_size: int,
         even: str,
+        accumulate: int = 1,
     ) -> Schedule:
         """The schedule of an epoch of `order` from `consumed` on, in a topology."""
         return cls(
@@ -75,6 +77,7 @@ class Schedule:
                 world_size=world_size,
                 batch_size=batch_size,
                 even=even,
+                accumulate=accumulate,
             ),
         )
 
@@ -123,6 +126,7 @@ class RankReader:
             valid=slots.valid,
             size=slots.size,
             global_valid=dealing.global_valid(np.asarray(steps)),
+            group_valid=dealing.group_valid(np.asarray(steps)),
         )
 
     def _locate(self, number: NDArray[np.int64], position: NDArray[np.int64]) -> Samples:

@@ -1,404 +1,316 @@
-"""What did the ranks really read, and was it every sample once?
+"""What did the ranks really read, was it every sample once, and was it what the plan says?
 
-Reads what `loader.log_samples` wrote. Training that is killed and resumed has a history of
-attempts; what an earlier attempt read at or after the start of a later one was rolled back with
-the model, and is superseded. What is left is the history that led to the final model.
+Joins what `loader.log_samples` wrote (`sample_log`) to the attempts that led to the final model
+(`attempts`), to what need not be read (`stretches`), and, where the dataset is at hand, to the
+plan (`placement`). The dataset's manifest is enough: no shard is read.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+import hashlib
+import math
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shardloader.errors import DataError, UsageError
-from shardloader.order.audit import Tally, tally
+from shardloader.format.manifest import Manifest
+from shardloader.order.audit import tally
+from shardloader.order.grid import Lanes
+from shardloader.planning.attempts import Attempts
+from shardloader.planning.history import EpochAudit, Fault, History
+from shardloader.planning.placement import compared
+from shardloader.planning.sample_log import LogReader
+from shardloader.planning.stretches import Stretches, left_out, skipped
+from shardloader.reading.catalog import open_catalog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from os import PathLike
 
     from numpy.typing import NDArray
 
-SAMPLES_TO_COMPARE = 16  # two shuffles of so many agree once in 2e13
+    from shardloader.planning.placement import Placement
+    from shardloader.planning.sample_log import Logged, Start
+
+    # Called with what is being done, in which unit, and how much there is of it; gives what is
+    # called with how much was done.
+    Watch = Callable[[str, str, int], AbstractContextManager[Callable[[int], Any]]]
+
 MAX_GAP = 1000  # epochs without a record, before logs are taken for those of different runs
 
-MAX_SAMPLES = 1 << 32  # a count of four bytes for each sample must fit in memory
 
-LOG_VERSION = 1  # of the lines that loader.log_samples writes and this module reads
-
-Attempt = tuple[int, int]
-Place = tuple[int, int]
+def _unwatched(_what: str, _unit: str, _total: int) -> AbstractContextManager[Callable[[int], Any]]:
+    return nullcontext(lambda _done: None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """One rank's start of an attempt.
-
-    place: (epoch, consumed); first_pass, first_position: the same as a pass over the data and a
-    position in it, which differ from place with `steps_per_epoch`; closed: the epoch and position
-    that a loaded state left, having no step there.
-    """
-
-    attempt: Attempt
-    rank: int
-    world_size: int
-    step_size: int
-    dataset: str
-    num_samples: int
-    shuffled: bool
-    even: str
-    endless: bool
-    place: Place
-    first_pass: int
-    first_position: int
-    closed: Place | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Received:
-    """One batch that one rank received: samples of its slots, the first `valid` of them valid.
-
-    passes: the pass over the data that each slot belongs to, int64 of index's shape.
-    """
-
-    attempt: Attempt
-    rank: int
-    place: Place
-    index: NDArray[np.int64]
-    valid: int
-    passes: NDArray[np.int64]
-
-
-# What can be wrong with a history.
-FAULTS: Final = {
-    "missing": "samples that were never read",
-    "lost": "samples of steps that every rank has passed, and that are in no log",
-    "repeated": "samples that were read as valid more than once",
-    "unknown": "samples that were read and the dataset does not hold",
-    "same_order": "an epoch in the order of an earlier one",
-    "nothing": "no rank received a batch",
-}
-
-
-class Fault(NamedTuple):
-    """One fault of one epoch; kind: a word of FAULTS.
-
-    numbers: the samples' dataset numbers, int64; of "lost" how many they are; of "same_order" the
-    earlier epoch.
-    """
-
-    kind: str
-    epoch: int
-    numbers: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EpochAudit:
-    """What the history read in one epoch; with `steps_per_epoch`, in one pass over the data.
-
-    tally: counts; steps: steps received; order: the valid samples in the order of training,
-    rank after rank within a step, int64; may_lack: samples that need not be there, because
-    even="drop" leaves them out, logging began behind them, or an endless order has yet to come
-    to them; lost: samples of steps that every rank has passed and not all ranks logged.
-    """
-
-    epoch: int
-    tally: Tally
-    steps: int
-    order: NDArray[np.int64]
-    may_lack: int
-    lost: int
-
-    def faults(self, *, unfinished: bool = False) -> Iterator[Fault]:
-        """What is wrong; in an epoch that is `unfinished` any number may be missing yet."""
-        tally = self.tally
-        if tally.missing.size > self.may_lack and not unfinished:
-            yield Fault("missing", self.epoch, tally.missing)
-        elif self.lost:
-            yield Fault("lost", self.epoch, np.array([self.lost]))
-        if tally.repeated.size:
-            yield Fault("repeated", self.epoch, tally.repeated)
-        if tally.unknown.size:
-            yield Fault("unknown", self.epoch, tally.unknown)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class History:
-    """The audit of a run.
-
-    attempts: launches and loads seen; superseded: batches that were rolled back; may_be_empty:
-    whether the data make no whole step, and "drop" leaves them out; epochs: in order, without a
-    gap. The last epoch may be one that training has not finished.
-    """
-
-    attempts: int
-    superseded: int
-    num_samples: int
-    counts_passes: bool
-    may_be_empty: bool
-    epochs: tuple[EpochAudit, ...]
-    repeated_orders: tuple[tuple[int, int], ...]
-
-    def faults(self, *, unfinished: bool = False) -> tuple[Fault, ...]:
-        """What is wrong, epoch by epoch; `unfinished` if the last one is still being read."""
-        found: list[Fault] = []
-        for each in self.epochs:
-            found += each.faults(unfinished=unfinished and each is self.epochs[-1])
-        found += [
-            Fault("same_order", second, np.array([first])) for first, second in self.repeated_orders
-        ]
-        if not self.epochs and not self.may_be_empty:
-            found.append(Fault("nothing", 0, np.zeros(0, dtype=np.int64)))
-        return tuple(found)
-
-    @property
-    def is_exact(self) -> bool:
-        """Every sample once in every epoch, and no two epochs in the same order."""
-        return not self.faults()
-
-
-class Skipped(NamedTuple):
-    """Positions that training left out on purpose."""
-
-    attempt: Attempt
-    place: Place
-    num_positions: int
-
-
-@dataclass(slots=True)
-class _Log:
-    starts: list[Start] = field(default_factory=list)
-    received: list[Received] = field(default_factory=list)
-    skipped: set[Skipped] = field(default_factory=set)
-
-
-def audit_logs(folder: str | PathLike[str]) -> History:
+def audit_logs(
+    folder: str | PathLike[str],
+    source: str | PathLike[str] | Manifest | Sequence[Any] | None = None,
+    *,
+    watch: Watch = _unwatched,
+) -> History:
     """Audit the logs in a folder.
 
-    Raises UsageError for a folder without logs or with those of different datasets, DataError for
-    a line that is no record (a last line without its end is what a kill leaves, and is left out).
+    source: where the dataset lies, or its Manifest, to compare every row with the plan; without it
+    samples are counted only. watch: makes a progress bar, from what is done, its unit and total.
+    Raises UsageError for a folder without logs, with those of different datasets or of another
+    one than `source`; DataError for a line that is no record (a last line without its end is what
+    a kill leaves, and is left out).
     """
+    manifest = source if isinstance(source, Manifest) or source is None else _manifest(source)
     paths = sorted(Path(folder).glob("rank-*-of-*.jsonl"))
     if not paths:
         raise UsageError(
             f"an audit reads the files rank-*.jsonl that loader.log_samples(folder) wrote, and "
             f"{folder} holds none"
         )
-    log = _Log()
-    for path in paths:
-        _read(path, log)
-    if not log.starts:
+    logged = _read(paths, watch)
+    if not logged.starts:
         raise UsageError(f"the logs in {folder} are empty: no rank has received a batch")
-    datasets = {(start.dataset, start.num_samples) for start in log.starts}
+    _check_dataset(logged, manifest, folder)
+    placement = None
+    if manifest is not None:
+        with watch("comparing", "sample", len(logged.index)) as tell:
+            placement = compared(logged, manifest.counts, tell)
+    return _history(logged, placement)
+
+
+def _manifest(source: Any) -> Manifest:
+    return open_catalog(source, may_index=False).manifest
+
+
+def _read(paths: list[Path], watch: Watch) -> Logged:
+    reader = LogReader()
+    with watch("reading", "B", sum(path.stat().st_size for path in paths)) as tell:
+        for path in paths:
+            reader.read(path, tell)
+    return reader.logged()
+
+
+def _check_dataset(logged: Logged, manifest: Manifest | None, folder: Any) -> None:
+    datasets = {(start.dataset, start.num_samples) for start in logged.starts}
     if len(datasets) > 1:
         raise UsageError(
             f"an audit is of one dataset, and the logs in {folder} are of {len(datasets)}: "
             f"{sorted(datasets)}: keep each run's logs in a folder of their own"
         )
-    return _history(log)
+    ((digest, num_samples),) = datasets
+    if manifest is not None and (digest, num_samples) != (manifest.digest, manifest.num_samples):
+        raise UsageError(
+            f"an audit compares logs with the plan for the dataset that was read, and the logs in "
+            f"{folder} are of one with the digest {digest!r}, this one has {manifest.digest!r}: "
+            "give the source of that run, as it was then"
+        )
 
 
-def _history(log: _Log) -> History:
-    num_samples = log.starts[0].num_samples
-    begun: dict[Attempt, Place] = {}
-    for start in log.starts:
-        begun[start.attempt] = min(start.place, begun.get(start.attempt, start.place))
-    attempts = sorted(begun)
-    # The earliest start of any later attempt: what was read from there on was rolled back.
-    rolled_back: dict[Attempt, Place | None] = {}
-    earliest: Place | None = None
-    for attempt in reversed(attempts):
-        rolled_back[attempt] = earliest
-        earliest = begun[attempt] if earliest is None else min(earliest, begun[attempt])
-
-    def is_final(each: Received | Skipped) -> bool:
-        limit = rolled_back[each.attempt]
-        return limit is None or each.place < limit
-
-    final = list(filter(is_final, log.received))
-    skipped: dict[int, int] = {}
-    for jump in filter(is_final, log.skipped):  # every rank tells of it: a set holds it once
-        skipped[jump.place[0]] = skipped.get(jump.place[0], 0) + jump.num_positions
-    first = min(log.starts, key=lambda start: start.place)
-    epochs = tuple(_epochs(final, first, log.starts, skipped))
+def _history(logged: Logged, placement: Placement | None) -> History:
+    attempts = Attempts(logged.starts)
+    rows = attempts.final_rows(logged)
+    first = min(logged.starts, key=lambda start: start.place)
+    reached = attempts.reached(logged, rows)
     return History(
         attempts=len(attempts),
-        superseded=len(log.received) - len(final),
-        num_samples=num_samples,
-        counts_passes=first.endless,
-        may_be_empty=first.even == "drop" and num_samples < first.step_size,
-        epochs=epochs,
-        repeated_orders=_repeated_orders(epochs) if first.shuffled else (),
+        superseded=len(logged.start) - len(rows),
+        num_samples=first.num_samples,
+        is_compared=placement is not None,
+        counts_passes=first.steps_per_epoch is not None,
+        may_be_empty=first.even == "drop" and first.num_samples < first.step_size,
+        epochs=() if reached is None else tuple(_epochs(logged, placement, rows, reached=reached)),
+        run_faults=(*_without_log(logged, rows), *_superseded(logged, placement, rows)),
     )
+
+
+class _Slots(NamedTuple):
+    """The slots of some rows, by pass, and in a pass as the rows are.
+
+    at: which slot of the log; number: its pass; valid; step: the number of the step among the
+    rows; is_passed: whether the step lies before the position that every rank has passed.
+    """
+
+    at: NDArray[np.int64]
+    number: NDArray[np.int64]
+    valid: NDArray[np.bool_]
+    step: NDArray[np.int64]
+    is_passed: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, logged: Logged, rows: NDArray[np.int64], reached: int) -> _Slots:
+        sizes = logged.sizes[rows]
+        starts = np.cumsum(sizes) - sizes
+        place = np.arange(int(sizes.sum()), dtype=np.int64) - np.repeat(starts, sizes)
+        at = np.repeat(logged.offsets[:-1][rows], sizes) + place
+        virtual = logged.virtual()[rows]
+        is_next = np.diff(logged.epoch[rows], prepend=-1) != 0
+        is_next |= np.diff(logged.consumed[rows], prepend=-1) != 0
+        slots = cls(
+            at=at,
+            number=logged.number[at],
+            valid=place < np.repeat(logged.valid[rows], sizes),
+            step=np.repeat(np.cumsum(is_next), sizes),
+            is_passed=np.repeat(virtual < reached, sizes),
+        )
+        if (np.diff(slots.number) >= 0).all():
+            return slots
+        by_pass = np.argsort(slots.number, kind="stable")
+        return slots.taken(by_pass)
+
+    def of_pass(self, number: int) -> _Slots:
+        """Those of one pass."""
+        first, stop = np.searchsorted(self.number, [number, number + 1])
+        return self.taken(slice(int(first), int(stop)))
+
+    def taken(self, which: slice | NDArray[np.int64]) -> _Slots:
+        """Some of them."""
+        return _Slots(
+            at=self.at[which],
+            number=self.number[which],
+            valid=self.valid[which],
+            step=self.step[which],
+            is_passed=self.is_passed[which],
+        )
 
 
 def _epochs(
-    received: list[Received], first: Start, starts: list[Start], skipped: dict[int, int]
+    logged: Logged, placement: Placement | None, rows: NDArray[np.int64], *, reached: int
 ) -> Iterator[EpochAudit]:
     """Audit epoch by epoch, or pass by pass, also those in between that nobody read."""
-    received.sort(key=lambda each: (each.place, each.attempt, each.rank))
-    by_number: dict[int, list[Received]] = {}
-    for each in received:
-        for number in np.unique(each.passes).tolist():
-            by_number.setdefault(number, []).append(each)
-    last = max(by_number, default=first.first_pass - 1)
-    if last - first.first_pass > len(by_number) + MAX_GAP:
-        raise DataError(
-            f"the logs begin in epoch {first.first_pass} and reach epoch {last}, with nothing "
-            "between: keep each run's logs in a folder of their own"
+    attempts = Attempts(logged.starts)
+    first = min(logged.starts, key=lambda start: start.place)
+    num_samples, is_endless = first.num_samples, first.steps_per_epoch is not None
+    begin = first.virtual(first.place)
+    slots = _Slots.of(logged, rows, reached)
+    first_pass = begin // num_samples if num_samples else first.epoch
+    last_pass = int(slots.number.max(initial=first_pass))
+    _check_gap(slots.number, first_pass, last_pass)
+    jumps = list(skipped(logged, attempts))
+    excused = [(first_pass * num_samples, begin), *jumps, *left_out(logged, attempts, rows)]
+    if is_endless:
+        excused.append((reached, (last_pass + 1) * num_samples))
+    may_lack, jumped = Stretches(excused), Stretches(jumps)
+    wrong = _Wrong(logged, placement, rows)
+    for number in range(first_pass, last_pass + 1):
+        start, stop = number * num_samples, (number + 1) * num_samples
+        of_pass = slots.of_pass(number)
+        index = logged.index[of_pass.at]
+        read = index[of_pass.valid]
+        passed = min(max(reached, start), stop)
+        read_in_passed = int(np.count_nonzero(of_pass.valid & of_pass.is_passed))
+        yield EpochAudit(
+            epoch=number,
+            tally=tally([(index, of_pass.valid)], num_samples),
+            steps=len(np.unique(of_pass.step)),
+            may_lack=may_lack.within(start, stop),
+            skipped=jumped.within(start, stop),
+            lost=max(0, passed - start - may_lack.within(start, passed) - read_in_passed),
+            out_of_place=wrong.out_of_place(of_pass.at, number),
+            mismarked=wrong.mismarked(of_pass.at),
+            order=hashlib.blake2b(read.tobytes(), digest_size=16).digest(),
+            order_bits=_order_bits(_start_of(logged, of_pass.at), read.size),
         )
-    for number in range(first.first_pass, last + 1):
-        batches = by_number.get(number, [])
-        may_lack = first.first_position if number == first.first_pass else 0
-        may_lack += skipped.get(number, 0)
-        lost = 0
-        if first.endless:
-            may_lack = first.num_samples if number == last or skipped else may_lack
-        elif batches:
-            latest = max(each.attempt for each in batches)
-            start = next(start for start in starts if start.attempt == latest)
-            lost = _lost(batches, start, may_lack)
-            may_lack += _dropped(start, number, starts)
-        yield _epoch(number, batches, first.num_samples, may_lack=may_lack, lost=lost)
 
 
-def _dropped(start: Start, epoch: int, starts: list[Start]) -> int:
-    """Samples that even="drop" left out of an epoch that the attempt of `start` read last."""
-    closed = [each.closed[1] for each in starts if each.closed and each.closed[0] == epoch]
-    if closed:  # by a later load, whose topology had no step left there
-        return start.num_samples - closed[-1]
-    if start.even != "drop":
-        return 0
-    consumed = start.place[1] if start.place[0] == epoch else 0
-    return (start.num_samples - consumed) % start.step_size
+def _check_gap(numbers: NDArray[np.int64], first: int, last: int) -> None:
+    if last - first > len(np.unique(numbers)) + MAX_GAP:
+        raise DataError(
+            f"the logs begin in epoch {first} and reach epoch {last}, with nothing between: keep "
+            "each run's logs in a folder of their own"
+        )
 
 
-def _lost(batches: list[Received], start: Start, unlogged: int) -> int:
-    """Valid samples that are missing below the position that every rank has passed.
-
-    start: of the attempt that read last; unlogged: positions that training took before any log.
-    """
-    epoch = batches[0].place[0]
-    reached: dict[int, int] = {}
-    for each in batches:
-        if each.attempt == start.attempt:
-            reached[each.rank] = max(each.place[1], reached.get(each.rank, 0))
-    if len(reached) == start.world_size:
-        passed = min(min(reached.values()) + start.step_size, start.num_samples)
-    else:  # a rank has not received a batch yet
-        passed = start.place[1] if start.place[0] == epoch else 0
-    read = sum(each.valid for each in batches if each.place[1] < passed)
-    return max(0, passed - unlogged - read)
-
-
-def _epoch(
-    number: int, batches: list[Received], num_samples: int, *, may_lack: int, lost: int
-) -> EpochAudit:
-    parts = []
-    for each in batches:
-        inside = each.passes == number
-        valid = np.arange(len(each.index)) < each.valid
-        parts.append((each.index[inside], valid[inside]))
-    empty = np.zeros(0, dtype=np.int64)
-    return EpochAudit(
-        epoch=number,
-        tally=tally(parts, num_samples),
-        steps=len({each.place for each in batches}),
-        order=np.concatenate([empty, *(index[valid] for index, valid in parts)]),
-        may_lack=may_lack,
-        lost=lost,
-    )
-
-
-def _repeated_orders(epochs: tuple[EpochAudit, ...]) -> tuple[tuple[int, int], ...]:
-    """Pairs of epochs that read the same samples in the same order, too many for chance."""
-    seen: dict[bytes, int] = {}
-    pairs = []
-    for each in epochs:
-        if each.order.size < SAMPLES_TO_COMPARE:
-            continue
-        first = seen.setdefault(each.order.tobytes(), each.epoch)
-        if first != each.epoch:
-            pairs.append((first, each.epoch))
-    return tuple(pairs)
-
-
-def _read(path: Path, log: _Log) -> None:
-    start: Start | None = None
-    *lines, unfinished = path.read_bytes().split(b"\n")
-    del unfinished  # nothing, or what a killed rank was writing
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            if "attempt" in record:
-                start = _start(record)
-                log.starts.append(start)
-                continue
-            if "skipped" in record:
-                log.skipped.add(_skipped(record, start))
-                continue
-            log.received.append(_received(record, start))
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise DataError(
-                f"{path}, line {number}: a line is one record of loader.log_samples, and this one "
-                f"is not ({error}): {line[:80]!r}"
-            ) from error
-
-
-def _start(record: dict[str, Any]) -> Start:
-    if record["version"] != LOG_VERSION:
-        raise ValueError(f"a log of version {record['version']}, and this release reads 1")
-    launch, loads = record["attempt"]
-    start = Start(
-        attempt=(int(launch), int(loads)),
-        rank=int(record["rank"]),
-        world_size=int(record["world_size"]),
-        step_size=int(record["world_size"]) * int(record["batch_size"]),
-        dataset=str(record["dataset"]),
-        num_samples=int(record["num_samples"]),
-        shuffled=bool(record["shuffled"]),
-        even=str(record["even"]),
-        endless=record["steps_per_epoch"] is not None,
-        place=(int(record["epoch"]), int(record["consumed"])),
-        first_pass=int(record["pass"]),
-        first_position=int(record["position"]),
-        closed=_place(record["closed"]),
-    )
-    if not 0 <= start.num_samples <= MAX_SAMPLES:
-        raise ValueError(f"a dataset of {start.num_samples} samples")
-    if min(*start.place, start.step_size - 1) < 0 or not 0 <= start.first_pass < 2**62:
-        raise ValueError("an epoch before the first")
-    return start
-
-
-def _place(closed: Any) -> Place | None:
-    if closed is None:
+def _start_of(logged: Logged, slots: NDArray[np.int64]) -> Start | None:
+    """The start that the first of some slots follows."""
+    if not slots.size:
         return None
-    epoch, consumed = closed
-    return int(epoch), int(consumed)
+    row = int(np.searchsorted(logged.offsets, slots[0], side="right")) - 1
+    return logged.starts[int(logged.start[row])]
 
 
-def _skipped(record: dict[str, Any], start: Start | None) -> Skipped:
-    if start is None:
-        raise ValueError("a jump before its attempt's start")
-    place = (int(record["epoch"]), int(record["consumed"]))
-    return Skipped(start.attempt, place, int(record["skipped"]))
+def _order_bits(start: Start | None, num_read: int) -> float:
+    """About how many orders so many samples of an epoch can have, as a power of two.
+
+    What the windows can make of it, or the shards, whichever is more.
+    """
+    if start is None or start.window is None:
+        return 0.0
+    grid, lanes = start.grid, Lanes(grid=start.grid, num_samples=start.num_samples)
+    bits = 0.0
+    if lanes.num_batches:
+        num_lanes = grid.ranks * min(grid.workers, lanes.num_batches)
+        in_lane = min(num_read, lanes.tail_start) // num_lanes
+        block = min(start.window, lanes.longest)
+        blocks, more = divmod(in_lane, block)
+        bits = num_lanes * (blocks * _bits_of_orders(block) + _bits_of_orders(more))
+    # However the samples left out lie, at least so many shards were read from.
+    shards = start.num_shards - (start.num_samples - num_read)
+    return max(bits, _bits_of_orders(max(0, shards)))
 
 
-def _received(record: dict[str, Any], start: Start | None) -> Received:
-    if start is None:
-        raise ValueError("a batch before its attempt's start")
-    index = np.asarray(record["index"], dtype=np.int64).reshape(-1)
-    passes = np.asarray(record.get("pass", record["epoch"]), dtype=np.int64)
-    return Received(
-        attempt=start.attempt,
-        rank=start.rank,
-        place=(int(record["epoch"]), int(record["consumed"])),
-        index=index,
-        valid=int(record["valid"]),
-        passes=np.broadcast_to(passes, index.shape),
-    )
+def _bits_of_orders(number: int) -> float:
+    """The orders of so many things, as a power of two.
+
+    >>> _bits_of_orders(1), round(2 ** _bits_of_orders(4))
+    (0.0, 24)
+    """
+    return math.lgamma(number + 1) / math.log(2)
+
+
+class _Wrong:
+    """The faults of a placement by pass; none without a placement."""
+
+    def __init__(
+        self, logged: Logged, placement: Placement | None, rows: NDArray[np.int64]
+    ) -> None:
+        self._logged = logged
+        self._placement = placement
+        if placement is not None:
+            self._is_among = np.isin(placement.lacking_row, rows)
+
+    def out_of_place(self, slots: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+        """Samples at some slots of a pass that are elsewhere, and those that rows of it lack."""
+        if self._placement is None:
+            return np.zeros(0, dtype=np.int64)
+        lacks = self._is_among & (self._placement.lacking_number == number)
+        elsewhere = self._logged.index[slots[self._placement.is_elsewhere[slots]]]
+        return np.concatenate([elsewhere, self._placement.lacking[lacks]])
+
+    def mismarked(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Samples at some slots that are valid and should be pads, or the other way round."""
+        if self._placement is None:
+            return np.zeros(0, dtype=np.int64)
+        return self._logged.index[slots[self._placement.is_mismarked[slots]]]
+
+
+def _superseded(
+    logged: Logged, placement: Placement | None, rows: NDArray[np.int64]
+) -> Iterator[Fault]:
+    """What differs from the plan in rows that were rolled back."""
+    others = np.setdiff1d(np.arange(len(logged.start)), rows)
+    if placement is None or not others.size:
+        return
+    slots, wrong = _Slots.of(logged, others, 0), _Wrong(logged, placement, others)
+    for number in np.unique(slots.number).tolist():
+        at = slots.of_pass(number).at
+        for kind, found in (
+            ("out_of_place", wrong.out_of_place(at, number)),
+            ("mask", wrong.mismarked(at)),
+        ):
+            if found.size:
+                yield Fault(kind, number, found, is_superseded=True)
+
+
+def _without_log(logged: Logged, rows: NDArray[np.int64]) -> Iterator[Fault]:
+    """Launches of which some rank left no file; those that were rolled back whole don't count."""
+    seen: set[int] = set()
+    starts, first = np.unique(logged.start[rows], return_index=True)
+    for number, row in zip(starts.tolist(), rows[first].tolist(), strict=True):
+        start = logged.starts[number]
+        launch = start.attempt[0]
+        there = logged.ranks[launch]
+        if launch not in seen and len(there) < start.world_size:
+            ranks = np.setdiff1d(np.arange(start.world_size), list(there))
+            yield Fault("no_log", int(logged.epoch[row]), ranks, launch=launch)
+        seen.add(launch)

@@ -33,8 +33,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from shardloader.errors import DecodeError, MissingExtraError, UsageError
@@ -67,9 +68,13 @@ def decode_text(data: memoryview) -> str:
     return str(data, "utf-8")
 
 
-def decode_json(data: memoryview) -> Any:
+def decode_json(data: bytes | memoryview) -> Any:
     """Return the JSON value."""
-    return json.loads(str(data, "utf-8"))
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeError, ValueError, RecursionError):
+        # What it is stricter in (NaN, lone surrogates), and what is wrong in the usual words.
+        return json.loads(str(data, "utf-8"))
 
 
 def decode_int(data: memoryview) -> int:
@@ -82,33 +87,51 @@ def decode_int(data: memoryview) -> int:
 
 def decode_npy(data: memoryview) -> Array:
     """Return the array of a .npy file, writable, with memory of its own."""
+    start = npy_start(data)
+    if start is None:
+        # version 3 (names of fields that are not Latin-1) is rare: left to numpy
+        return np.asarray(np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
+    data = data[len(start.header) :]
+    if start.num_bytes < 0 or start.num_bytes > len(data):
+        raise ValueError(f"its header promises {start.num_bytes} bytes and {len(data)} are there")
+    if start.num_bytes == 0:
+        return np.empty(start.shape, start.dtype, order=start.order)
+    array: Array = np.ndarray(start.shape, start.dtype, buffer=data, order=start.order)
+    return array.copy(order="K")
+
+
+class NpyStart(NamedTuple):
+    """What a .npy file says before its numbers; num_bytes: what the numbers take."""
+
+    header: bytes
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    order: Literal["C", "F"]
+    num_bytes: int
+
+
+def npy_start(data: memoryview) -> NpyStart | None:
+    """Read the header of a .npy file; None for a version that only numpy reads.
+
+    Raises ValueError for what is no .npy file, or holds Python objects.
+    """
     start = bytes(data[:12])
     if not start.startswith(_NPY_START):
         raise ValueError("it does not begin as a .npy file does")
     if start[6] not in _NPY_READERS:
-        # version 3 (names of fields that are not Latin-1) is rare: left to numpy
-        return np.asarray(np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
+        return None
     length_bytes = 2 if start[6] == 1 else 4
-    offset = 8 + length_bytes + int.from_bytes(start[8 : 8 + length_bytes], "little")
-    shape, fortran_order, dtype = _npy_header(bytes(data[:offset]))
-    return _npy_array(data[offset:], shape, dtype, order="F" if fortran_order else "C")
+    stop = 8 + length_bytes + int.from_bytes(start[8 : 8 + length_bytes], "little")
+    return _npy_start(bytes(data[:stop]))
 
 
 @lru_cache(maxsize=256)  # the arrays of one dataset mostly share a header, slow to parse
-def _npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _npy_start(header: bytes) -> NpyStart:
     shape, fortran_order, dtype = _NPY_READERS[header[6]](io.BytesIO(header[8:]))
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never unpickled")
-    return tuple(shape), fortran_order, dtype
-
-
-def _npy_array(data: memoryview, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any) -> Array:
-    size = math.prod(shape) * dtype.itemsize
-    if size < 0 or size > len(data):
-        raise ValueError(f"its header promises {size} bytes and {len(data)} are there")
-    if size == 0:
-        return np.empty(shape, dtype, order=order)
-    return np.ndarray(shape, dtype, buffer=data, order=order).copy(order="K")
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return NpyStart(header, tuple(shape), dtype, "F" if fortran_order else "C", num_bytes)
 
 
 def decode_jpeg(data: memoryview) -> Array:

@@ -7,6 +7,7 @@ asked for costs nothing. A pool keeps the shards of a dataset that were used las
 from __future__ import annotations
 
 import logging
+import mmap
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -15,10 +16,13 @@ from typing import TYPE_CHECKING, Any, Self
 from shardloader.errors import ManifestError, ShardError, UsageError, WorldError
 from shardloader.format.agreeing import seems_to_be_of
 from shardloader.format.index import SampleIndex
+from shardloader.reading.extents import layout_of
 from shardloader.reading.store import map_file, publish
 
 if TYPE_CHECKING:
     from shardloader.reading.catalog import Catalog
+    from shardloader.reading.columns import Buffer
+    from shardloader.reading.extents import Layout
 
 logger = logging.getLogger("shardloader")
 
@@ -41,6 +45,8 @@ class Shard:
         self.name = name
         self.index = index
         self._data: memoryview | None = data
+        self._layouts: dict[frozenset[str] | None, Layout | None] = {}
+        self._keys: str | None = None
 
     @classmethod
     def open(cls, path: str, index_path: str) -> Self:
@@ -95,6 +101,35 @@ class Shard:
             for field, offset, size in members
             if wanted is None or names[field] in wanted
         }
+
+    @property
+    def buffer(self) -> Buffer:
+        """The tar's bytes, as an object whose slices are bytes."""
+        if self._data is None:
+            raise UsageError(f"{self.name}: the shard was closed; open it again")
+        owner = self._data.obj
+        if isinstance(owner, (bytes, mmap.mmap)) and len(owner) == len(self._data):
+            return owner
+        return bytes(self._data)
+
+    @property
+    def keys(self) -> str | None:
+        """All keys, one after another as the index has them; None if they are not ASCII.
+
+        Without it byte and letter are not the same number.
+        """
+        if self._keys is None:
+            keys = self.index.key_bytes.tobytes()
+            if not keys.isascii():
+                return None
+            self._keys = keys.decode("ascii")
+        return self._keys
+
+    def layout(self, wanted: frozenset[str] | None) -> Layout | None:
+        """Where the fields of all samples lie, as `layout_of` says; worked out once."""
+        if wanted not in self._layouts:
+            self._layouts[wanted] = layout_of(self.index, wanted)
+        return self._layouts[wanted]
 
     def offset(self, sample: int, field: str) -> int:
         """Give the byte where a field's data begins in the tar, for messages.

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.workplace import Run
+from shardloader.reading.indexing import index_dataset
+from tests.cli.workplace import Run, make_corpus
 
 
 @pytest.fixture
 def logs(place):
     made = Run(place / "logs")
+    made.attempt(1, epoch=0)
+    made.attempt(1, epoch=1)
+    return made
+
+
+@pytest.fixture
+def corpus_logs(place):
+    """Logs of a dataset that is there, in two epochs."""
+    make_corpus(place / "corpus", shards=4, samples=16)
+    manifest, _ = index_dataset(place / "corpus")
+    made = Run(place / "logs", manifest=manifest)
     made.attempt(1, epoch=0)
     made.attempt(1, epoch=1)
     return made
@@ -188,3 +200,103 @@ def test_a_start_without_batches_is_a_fault(place, run):
     ended = run("audit", "logs")
     assert ended.code == 1
     assert "no rank received a batch" in ended.out
+
+
+def test_with_the_dataset_every_row_is_compared_with_the_plan(corpus_logs, run):
+    ended = run("audit", "logs", "corpus")
+    assert (ended.code, ended.err) == (0, "")
+    assert "every row is what the plan has for its rank and step" in ended.out
+    assert "exact: every sample once in every epoch, in its place" in ended.out
+    told = run("audit", "logs", "corpus", "--json").json
+    assert told["is_compared"] is True
+    assert {each["out_of_place"]["count"] for each in told["epochs"]} == {0}
+
+
+def test_without_the_dataset_it_says_that_nothing_was_compared_and_how_to(corpus_logs, run):
+    ended = run("audit", "logs")
+    assert ended.code == 0
+    assert "rows were not compared" in ended.out
+    assert "shardloader audit logs SRC" in ended.out
+    told = run("audit", "logs", "--json").json
+    assert told["is_compared"] is False
+    assert [each["out_of_place"] for each in told["epochs"]] == [None, None]
+
+
+def test_samples_out_of_place_are_a_fault_that_names_them(corpus_logs, run):
+    lines = corpus_logs.read(1, 1)
+    index = lines[3]["index"]
+    index[0], index[1] = index[1], index[0]
+    corpus_logs.rewrite(1, 1, lines)
+    assert run("audit", "logs").code == 0
+    ended = run("audit", "logs", "corpus")
+    assert ended.code == 1
+    named = f"{index[0]}, {index[1]}"
+    assert f"FAULT  epoch 0: 2 samples not where the plan has them: {named}" in ended.out
+    assert "2 slots other than the plan has them" in ended.out
+    told = run("audit", "logs", "corpus", "--json")
+    assert (told.code, kinds(told)) == (1, ["out_of_place"])
+    assert told.json["epochs"][0]["out_of_place"] == {"count": 2, "first": index[:2]}
+
+
+def test_a_rank_whose_log_was_not_brought_along_is_named(logs, run):
+    logs.path(1, 1).unlink()
+    ended = run("audit", "logs")
+    assert ended.code == 1
+    assert "FAULT  launch 1, which read from epoch 0 on: 1 rank without a log: 1 (" in ended.out
+    assert kinds(run("audit", "logs", "--json")) == ["missing", "missing", "no_log"]
+
+
+def test_a_dataset_that_was_not_read_is_wrong_use(logs, place, run):
+    make_corpus(place / "corpus")
+    index_dataset(place / "corpus")
+    ended = run("audit", "logs", "corpus")
+    assert (ended.code, ended.out) == (2, "")
+    assert "give the source of that run" in ended.err
+
+
+def test_no_shard_is_read_for_the_plan(corpus_logs, place, run):
+    for path in (place / "corpus").glob("*.tar"):
+        path.write_bytes(bytes(path.stat().st_size))
+    assert run("audit", "logs", "corpus").code == 0
+
+
+def test_an_index_folder_without_a_dataset_is_wrong_use(logs, run):
+    assert run("audit", "logs", "--index-dir", "corpus").code == 2
+
+
+def test_the_table_tells_what_each_epoch_holds(place, run):
+    made = Run(place / "logs", world_size=3)
+    made.attempt(1, stop=2)
+    for rank in range(3):
+        made.write(rank, 1, [{"epoch": 0, "consumed": 24, "skipped": 12}])
+    made.attempt(2, start=3)
+    header, row = run("audit", "logs").out.split("\n\n")[1].splitlines()
+    assert header.replace("out of place", "out_of_place").split() == [
+        "epoch",
+        "steps",
+        "samples",
+        "pads",
+        "missing",
+        "repeated",
+        "unknown",
+        "out_of_place",
+        "skipped",
+    ]
+    assert row.split() == ["0", "5", "52", "8", "12", "0", "0", "-", "12"]
+
+
+def test_orders_that_can_hardly_differ_are_not_compared(place, run):
+    made = Run(place / "logs")
+    for epoch in range(2):
+        made.attempt(1, epoch=epoch, shuffle=False)
+    ended = run("audit", "logs")
+    assert ended.code == 0
+    assert "orders      not compared: " in ended.out
+
+
+def test_a_run_that_drops_all_it_has_is_exact(place, run):
+    made = Run(place / "logs", samples=8, world_size=3)
+    made.attempt(1, even="drop")
+    ended = run("audit", "logs")
+    assert ended.code == 0
+    assert "exact: " in ended.out

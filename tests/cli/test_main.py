@@ -51,8 +51,8 @@ def furniture(tmp_path_factory):
     folder = tmp_path_factory.mktemp("furniture")
     make_photos(folder / "photos")
     make_corpus(folder / "corpus")
-    Run(folder / "logs").attempt(1)
     manifest, _ = index_dataset(folder / "corpus")
+    Run(folder / "logs", manifest=manifest).attempt(1)
     state = state_of(manifest, 64, batch_size=4, world_size=2)
     (folder / "ckpt.json").write_text(json.dumps(state))
     return folder

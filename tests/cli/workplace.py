@@ -6,12 +6,14 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from shardloader.planning.audit import LOG_VERSION
 from shardloader.planning.plan import plan
+from shardloader.planning.sample_log import LOG_VERSION
 from tests.shards import write_shard
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from shardloader.format.manifest import Manifest
 
 PYTHON = sys.executable
 COMMAND = (PYTHON, "-W", "error", "-m", "shardloader")
@@ -39,10 +41,18 @@ def state_of(source: Any, consumed: int, **options: Any) -> dict[str, Any]:
 class Run:
     """Writes the logs of a training run on `world_size` ranks, as loader.log_samples does."""
 
-    def __init__(self, folder: Path, *, samples: int = 64, world_size: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        samples: int = 64,
+        world_size: int = 2,
+        manifest: Manifest | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.samples = samples
+        self.source = [8] * (samples // 8) if manifest is None else manifest
+        self.dataset = "d" * 32 if manifest is None else manifest.digest
         self.world_size = world_size
         self.batch_size = 4
 
@@ -58,28 +68,29 @@ class Run:
     ) -> list[dict[str, Any]]:
         options = {"seed": 0, "epoch": epoch} | change
         made = plan(
-            [8] * (self.samples // 8),
+            self.source,
             batch_size=self.batch_size,
             world_size=self.world_size,
             **options,
         )
-        step_size = made.dealing.step_size
+        step_size, order = made.dealing.step_size, made.schedule.order
         first = {
             "version": LOG_VERSION,
             "attempt": [launch, 0],
             "rank": rank,
             "world_size": self.world_size,
             "batch_size": self.batch_size,
-            "dataset": "d" * 32,
-            "num_samples": self.samples,
-            "shuffled": True,
             "even": made.dealing.even,
+            "dataset": self.dataset,
+            "num_samples": order.num_samples,
+            "num_shards": int((order.counts > 0).sum()),
+            "seed": order.seed,
+            "window": order.window,
             "steps_per_epoch": None,
-            "closed": None,
             "epoch": epoch,
             "consumed": start * step_size,
-            "pass": epoch,
-            "position": start * step_size,
+            "grid": order.grid.to_list(),
+            "closed": None,
         }
         batches = [
             (step, made.batch(step, rank))

@@ -108,16 +108,6 @@ def _iterators(loaders, step):
             yield iter(loader)
 
 
-def test_loss_scale_is_nothing_where_nothing_is_valid():
-    assert sl.loss_scale({"__global_valid__": 0, "__world_size__": 4}) == 0.0
-
-
-@pytest.mark.parametrize("batch", [{"txt": []}, (1, 2), None])
-def test_loss_scale_refuses_a_batch_without_entries(batch):
-    with pytest.raises(sl.UsageError, match='leave meta= at "all" or "mask"'):
-        sl.loss_scale(batch)
-
-
 @pytest.fixture
 def broken(tmp_path):
     """Nine samples of which number 5 has a class that is no number."""

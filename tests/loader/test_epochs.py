@@ -351,3 +351,14 @@ def test_a_position_moved_while_a_batch_is_fetched_stays_moved():
     with pytest.raises(sl.StaleIteratorError):
         next(iter(loader))
     assert loader.state_dict() == state
+
+
+def test_steps_skipped_at_the_start_of_an_epoch_are_those_it_would_have_begun_with():
+    """Also where the epoch takes another grid than the one that the state was made on."""
+    first = loader_of(kept_corpus((30, 21)), batch_size=4)
+    list(first)
+    whole, skipping = (loader_of(kept_corpus((30, 21)), batch_size=3) for _ in range(2))
+    for loader in (whole, skipping):
+        loader.load_state_dict(first.state_dict())
+    skipping.skip(2)
+    assert contents(skipping) == contents(whole)[2:]

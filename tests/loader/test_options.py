@@ -77,7 +77,7 @@ def test_an_unknown_option_is_refused_with_those_there_are():
         make_with(batch=3)
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, 1.5, None, True, "4", 2**31])
+@pytest.mark.parametrize("batch_size", [0, -1, 1.5, True, "4", 2**31])
 def test_a_batch_size_that_makes_no_sense_is_refused(batch_size):
     with pytest.raises(sl.UsageError, match="batch_size must be"):
         make(batch_size=batch_size)
@@ -170,7 +170,7 @@ def test_a_generator_of_the_callers_own_is_used_for_the_workers_seed():
     one, two = torch.Generator(), torch.Generator()
     one.manual_seed(5)
     two.manual_seed(5)
-    list(make_with(generator=one))
+    list(make_with(generator=one, num_workers=1))
     assert not torch.equal(one.get_state(), two.get_state())
 
 

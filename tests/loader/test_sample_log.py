@@ -95,6 +95,31 @@ def test_two_epochs_in_one_order_are_found(tmp_path):
     assert not history.is_exact
 
 
+def test_a_log_of_an_older_version_is_refused_in_words(tmp_path):
+    run(tmp_path, attempt=1, world_size=1, steps=2)
+    (path,) = tmp_path.iterdir()
+    path.write_text(path.read_text().replace('"version":2', '"version":1'))
+    with pytest.raises(sl.DataError, match=r"jsonl: .* version 2, and this one has version 1: "):
+        audit_logs(tmp_path)
+
+
+def test_a_step_is_one_write_without_a_buffer(tmp_path, monkeypatch):
+    loader = loader_of(kept_corpus(COUNTS), batch_size=4)
+    loader.log_samples(tmp_path, attempt=1)
+    written, write = [], os.write
+
+    def counted(file, data):
+        written.append(bytes(data))
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", counted)
+    list(loader)
+    list(loader)
+    assert len(written) == 1 + 8 + 8
+    (path,) = tmp_path.iterdir()
+    assert path.read_bytes() == b"".join(written)
+
+
 def test_the_line_that_a_kill_tore_is_left_out(tmp_path):
     run(tmp_path, attempt=1, world_size=1)
     (path,) = tmp_path.iterdir()

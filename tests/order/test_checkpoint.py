@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardloader.errors import CheckpointError
-from shardloader.order.checkpoint import KEYS, Checkpoint, starting_grid
+from shardloader.order.checkpoint import KEYS, MAY_LACK, Checkpoint, starting_grid
 from shardloader.order.epoch import Order
 from shardloader.order.grid import Grid
 
@@ -25,6 +25,7 @@ def a_checkpoint(**changed: Any) -> Checkpoint:
         "grid": GRID,
         "window": 100,
         "steps_per_epoch": None,
+        "global_batch": 8,
     }
     return Checkpoint(**{**values, **changed})
 
@@ -47,6 +48,7 @@ def test_a_state_is_plain_json_with_the_same_keys_at_every_moment():
         "grid": [2, 3, 4],
         "window": 100,
         "steps_per_epoch": None,
+        "global_batch": 8,
     }
 
 
@@ -93,12 +95,18 @@ def test_what_is_no_mapping_is_refused_by_its_type(state):
         Checkpoint.from_state(state)
 
 
-@pytest.mark.parametrize("key", [key for key in KEYS if key != "version"])
+@pytest.mark.parametrize("key", [key for key in KEYS if key not in {"version", *MAY_LACK}])
 def test_a_state_that_lacks_a_key_is_refused_by_the_key(key):
     state = a_state()
     del state[key]
     with pytest.raises(CheckpointError, match=rf"lacks \['{key}'\] and has none besides"):
         Checkpoint.from_state(state)
+
+
+def test_a_state_of_before_states_told_the_global_batch_loads_without_it():
+    state = a_state()
+    del state["global_batch"]
+    assert Checkpoint.from_state(state) == a_checkpoint(global_batch=None)
 
 
 def test_a_state_with_other_keys_besides_is_refused_by_those():
@@ -218,6 +226,20 @@ def test_an_epoch_that_starts_with_the_same_global_batch_keeps_its_grid():
 def test_an_epoch_that_starts_with_another_global_batch_takes_the_present_topology():
     grid = starting_grid(GRID, OTHER_BATCH, given=None, consumed=0, steps_per_epoch=None)
     assert grid == OTHER_BATCH
+
+
+@pytest.mark.parametrize(("global_batch", "kept"), [(8, True), (24, True), (12, False), (4, False)])
+def test_where_steps_are_grouped_a_grid_stays_whose_steps_make_whole_groups(global_batch, kept):
+    for present in (SAME_BATCH, OTHER_BATCH):
+        grid = starting_grid(
+            GRID,
+            present,
+            given=None,
+            consumed=0,
+            steps_per_epoch=None,
+            global_batch=global_batch,
+        )
+        assert grid == (GRID if kept else present)
 
 
 @pytest.mark.parametrize("present", [SAME_BATCH, OTHER_BATCH])

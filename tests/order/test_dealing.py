@@ -49,7 +49,7 @@ def test_any_other_policy_is_refused_with_what_each_one_does(even):
         a_dealing(even=even)
 
 
-@pytest.mark.parametrize("name", ["world_size", "batch_size", "consumed"])
+@pytest.mark.parametrize("name", ["world_size", "batch_size", "accumulate", "consumed"])
 @pytest.mark.parametrize("value", [-1, True, 1.0, None, 2**63])
 def test_a_dealing_refuses_what_is_no_count_and_says_which(name, value):
     with pytest.raises(UsageError, match=rf"^{name} must be "):
@@ -203,3 +203,18 @@ def test_steps_and_ranks_that_the_dealing_does_not_have_are_refused(steps):
         dealing.slots(np.array(steps), 0)
     with pytest.raises(UsageError, match=r"^rank must be less than 2"):
         dealing.slots(np.array([0]), 2)
+
+
+@pytest.mark.parametrize("even", ["pad", "drop", "join"])
+@pytest.mark.parametrize("accumulate", [1, 2, 3, 50])
+@pytest.mark.parametrize("consumed", [0, 4, 6, 12, 25])
+def test_a_group_holds_what_its_steps_hold_counted_from_the_epochs_start(
+    even, accumulate, consumed
+):
+    dealing = a_dealing(27, consumed=consumed, even=even, accumulate=accumulate)
+    steps = np.arange(dealing.num_steps)
+    groups = (steps + consumed // dealing.step_size) // accumulate
+    valid = dealing.global_valid(steps)
+    wanted = [int(valid[groups == group].sum()) for group in groups]
+    assert dealing.group_valid(steps).tolist() == wanted
+    assert dealing.group_valid(steps[::-1]).tolist() == wanted[::-1]
