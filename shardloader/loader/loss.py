@@ -40,7 +40,8 @@ def loss_scale(
     weight: count this instead, with one all-reduce: this rank's part of another denominator, such
     as its valid tokens (of the whole group of steps with accumulate=), a number or a tensor of one
     element. group: the process group over which gradients are averaged, the default one for None;
-    every rank of it calls this at the same time.
+    every rank of it calls this at the same time (inside DDP's `Join` a rank that has joined would
+    not).
 
     Returns a float, or for a weight that is a tensor a float64 tensor of no dimensions on its
     device. Raises UsageError for a batch without the loader's entries.

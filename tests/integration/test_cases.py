@@ -1,4 +1,7 @@
-"""Trouble that users of other loaders reported, tried on this one; numbers as in shared/cases."""
+"""Trouble that users of other loaders reported, tried on this one; numbers as in shared/cases.
+
+B04, C02, C05, C07 and F05 are in test_boundaries.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
-import warnings
 from collections import Counter
 from itertools import islice, pairwise, product
 from pathlib import Path
@@ -71,15 +73,6 @@ def test_b03_an_epoch_has_one_length_whatever_the_number_of_workers(steps_per_ep
         assert max(Counter(numbers).values()) == 1
 
 
-@pytest.mark.parametrize("even", ["pad", "drop", "join"])
-def test_b04_len_is_exact_with_workers_that_each_end_differently(even):
-    loader = loader_of(kept_corpus((3, 7)), batch_size=4, num_workers=3, even=even)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        assert len(loader) == len(list(loader)) == (2 if even == "drop" else 3)
-
-
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_c01_resume_with_other_ranks_and_workers(shuffle):
     counts, options = (8,) * 5, {"batch_size": 2, "shuffle": shuffle}
@@ -93,50 +86,6 @@ def test_c01_resume_with_other_ranks_and_workers(shuffle):
         after = [n for loader in resumed for n in valid_of(loader)]
         assert len(before) == 12
         assert each_once(before + after, 40)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_c02_states_at_the_boundary_of_epochs(num_workers):
-    def make():
-        return loader_of(kept_corpus((5, 4)), batch_size=2, num_workers=num_workers)
-
-    loader = make()
-    epochs = [contents(loader) for _ in range(3)]
-    at_start = make().state_dict()
-    last, ended = make(), make()
-    iterator = iter(last)
-    for _ in range(len(last)):
-        next(iterator)  # no StopIteration
-    list(ended)
-    assert last.state_dict() == ended.state_dict()
-    for state, first in ((at_start, 0), (last.state_dict(), 1)):
-        resumed = make()
-        resumed.load_state_dict(state)
-        assert resumed.state_dict() == state
-        assert [contents(resumed), contents(resumed)] == epochs[first : first + 2]
-
-
-def test_c05_epochs_after_a_resumed_one_are_whole():
-    options = {"batch_size": 8, "num_workers": 2, "persistent_workers": True}
-    loader = loader_of(kept_corpus((32,) * 4), **options)
-    epochs = [contents(loader) for _ in range(4)]
-    loader.set_epoch(1)
-    assert len(list(islice(loader, 13))) == 13
-    resumed = loader_of(kept_corpus((32,) * 4), **options)
-    resumed.load_state_dict(loader.state_dict())
-    assert [contents(resumed) for _ in range(3)] == [epochs[1][13:], epochs[2], epochs[3]]
-
-
-def test_c07_resume_when_a_worker_had_finished():
-    for received in range(4):
-        loader = loader_of(kept_corpus((1, 1, 1)), batch_size=1, num_workers=2)
-        whole = contents(loader_of(kept_corpus((1, 1, 1)), batch_size=1, num_workers=2))
-        list(islice(loader, received))
-        resumed = loader_of(kept_corpus((1, 1, 1)), batch_size=1, num_workers=2)
-        resumed.load_state_dict(loader.state_dict())
-        if received < 3:
-            assert contents(resumed) == whole[received:]
-        assert len(list(resumed)) == 3
 
 
 def test_c08_seed_and_epoch_make_the_order_and_nothing_else_does():
@@ -214,26 +163,6 @@ def test_f02_a_lambda_is_fine_where_workers_are_forked():
         meta="none",
     )
     assert next(iter(loader))["n"].tolist() == [1]
-
-
-def test_f05_a_state_restored_too_late_is_followed_or_refused():
-    def make():
-        return loader_of(kept_corpus((5, 4)), batch_size=2)
-
-    source = make()
-    whole = contents(make())
-    list(islice(source, 3))
-    state = source.state_dict()
-    for taken in (0, 1):
-        loader = make()
-        iterator = iter(loader)
-        len(loader)
-        list(islice(iterator, taken))
-        loader.load_state_dict(state)
-        if taken:
-            with pytest.raises(sl.StaleIteratorError):
-                next(iterator)
-        assert contents(iter(loader)) == whole[3:]
 
 
 def open_files():

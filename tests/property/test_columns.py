@@ -1,0 +1,184 @@
+"""Reading by columns equals reading one by one: the same batches in the same order, or errors."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardloader as sl
+from shardloader.dataset import samples
+from shardloader.reading.decode import decode_json
+from tests.corpora import dataset_of, kept_corpus
+from tests.shards import tar_bytes
+
+
+def npy(array: np.ndarray[Any, Any]) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(width=64) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=4,
+)
+ARRAYS = st.sampled_from(
+    [np.arange(n).astype(dtype) for n in (3, 4) for dtype in ("<u2", ">i4", "f4", "<U2", "?")]
+    + [np.zeros((2, 0)), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.array(7)]
+)
+# What a field may hold; mostly one kind of values, so that batches can be joined.
+VALUES = {
+    "txt": st.text(max_size=8).map(str.encode) | st.sampled_from([b"\xff", b"fine"]),
+    "json": st.integers(-5, 5).map(lambda n: b"%d" % n)
+    | JSON.map(lambda v: json.dumps(v).encode()),
+    "cls": st.integers(-5, 500).map(lambda n: b"%d" % n) | st.sampled_from([b" 7\n", b"x", b"1_0"]),
+    "npy": st.just(npy(np.arange(5, dtype="<u2"))) | ARRAYS.map(npy) | st.just(b"\x93NUMPY"),
+    "bin": st.binary(max_size=6),
+    "own": st.binary(max_size=3),
+    "__x__": st.just(b"the loader's own"),
+}
+NAMES = list(VALUES)
+
+
+@st.composite
+def shards(draw) -> tuple[list[list[tuple[str, bytes]]], ...]:
+    """Samples of some shards: mostly with the same fields, in the same order."""
+    usual = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True))
+    found = []
+    good = draw(st.booleans())
+    for _ in range(draw(st.integers(1, 3))):
+        of_shard = []
+        for _ in range(draw(st.integers(0, 5))):
+            odd = not good and draw(st.integers(0, 9)) == 0
+            fields = draw(st.permutations(NAMES))[:2] if odd else usual
+            of_shard.append([(name, draw(VALUES[name])) for name in fields])
+        found.append(of_shard)
+    return tuple(found)
+
+
+def write(folder: Path, of_shards: Any) -> None:
+    number = 0
+    for shard, of_shard in enumerate(of_shards):
+        members = []
+        for fields in of_shard:
+            key = f"é{number}" if number % 7 == 5 else f"k{number}"
+            members += [(f"{key}.{name}", data) for name, data in fields]
+            number += 1
+        (folder / f"shard-{shard}.tar").write_bytes(tar_bytes(members))
+
+
+def own_decoder(data: bytes) -> int:
+    if data == b"\0\0":
+        raise KeyError("two zeros")
+    return len(data)
+
+
+def transform(sample: Any, rng: Any) -> Any:
+    if len(sample) == 3:
+        raise ZeroDivisionError(sample["__key__"])
+    return {**sample, "drawn": int(rng.integers(1000))}
+
+
+def keep_all(of_batch: list[Any]) -> dict[str, Any]:
+    return {"samples": [dict(sample) for sample in of_batch]}
+
+
+@contextmanager
+def one_by_one():
+    """Reading without columns."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samples.SampleReader, "locate", lambda *_: None)
+        yield
+
+
+def outcome(folder: Path, loader_options: dict[str, Any], options: dict[str, Any]) -> list[Any]:
+    """What is delivered, and the error that ends it."""
+    found: list[Any] = []
+    loader: Any = sl.ShardLoader(dataset_of(folder, **options), **loader_options)
+    try:
+        found += map(plain, loader)
+    except Exception as error:
+        found.append((type(error), str(error), getattr(error, "__notes__", [])))
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A value with all that could differ, comparable."""
+    if isinstance(value, torch.Tensor):
+        return ("tensor", str(value.dtype), tuple(value.shape), value.reshape(-1).tolist())
+    if isinstance(value, np.ndarray):
+        return ("array", str(value.dtype), value.shape, value.flags.writeable, value.tobytes())
+    if isinstance(value, dict):
+        return [(name, plain(each)) for name, each in value.items()]
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return (type(value), repr(value))
+
+
+@given(
+    of_shards=shards(),
+    decode=st.sampled_from([None, "default", {"own": own_decoder, "bin": "text"}]),
+    fields=st.sampled_from([None, ("txt",), ("json", "cls"), ("npy", "own"), ("bin", "absent")]),
+    transformed=st.booleans(),
+    collate_fn=st.sampled_from([None, keep_all]),
+    meta=st.sampled_from(["all", "mask", "none"]),
+    batch_size=st.integers(1, 4),
+    window=st.sampled_from([False, 1, 100]),
+)
+def test_columns_are_what_samples_are(
+    of_shards, decode, fields, transformed, collate_fn, meta, batch_size, window
+):
+    options = {
+        "decode": decode,
+        "fields": fields,
+        "transform": transform if transformed else None,
+        "shuffle": window and sl.Shuffle(window=window),
+    }
+    loader_options = {"collate_fn": collate_fn, "meta": meta, "batch_size": batch_size}
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), of_shards)
+        by_columns = outcome(Path(folder), loader_options, options)
+        with one_by_one():
+            assert outcome(Path(folder), loader_options, options) == by_columns
+
+
+@given(data=JSON.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=8))
+def test_the_fast_json_reads_what_the_standard_library_reads(data):
+    try:
+        wanted = json.loads(str(data, "utf-8"))
+    except ValueError as error:
+        with pytest.raises(type(error)):
+            decode_json(data)
+        return
+    assert repr(decode_json(data)) == repr(wanted)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"NaN", b"[-Infinity]", b"1E400", b'"\\ud800"', b"1" * 40, b"-0.0", b'{"a":1,"a":2}', b" 1 "],
+)
+def test_the_fast_json_reads_what_it_is_stricter_in(data):
+    assert repr(decode_json(data)) == repr(json.loads(data))
+
+
+@pytest.mark.parametrize("options", [{}, {"decode": None}, {"transform": dict}])
+def test_samples_with_the_same_fields_are_read_by_columns(monkeypatch, options):
+    """Else the tests here would compare one way with itself."""
+    called = []
+    monkeypatch.setattr(samples.SampleReader, "read", lambda *_, **__: called.append(1))
+    loader: Any = sl.ShardLoader(dataset_of(kept_corpus((9, 8)), **options), batch_size=2)
+    assert len(list(loader)) == 9
+    assert called == []
