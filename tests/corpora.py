@@ -85,6 +85,7 @@ def dataset_of(source: Any, *, rank: int = 0, world_size: int = 1, **options: An
 LOADER_OPTIONS = (
     "accumulate",
     "batch_size",
+    "decode_threads",
     "global_batch",
     "num_workers",
     "collate_fn",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -74,6 +75,19 @@ class RowBlock(NamedTuple):
             )
 
 
+class RowGroup(NamedTuple):
+    """Rows that are read at once.
+
+    located: where their samples lie, one after another from `start` on, batch_size for each row;
+    None where they have to be read one by one.
+    """
+
+    rows: list[Row]
+    located: Extents | None
+    start: int
+    batch_size: int
+
+
 def row_blocks(
     schedule: Schedule, rank: int, *, worker: int = 0, num_workers: int = 1, skip: int = 0
 ) -> Iterator[RowBlock]:
@@ -123,34 +137,52 @@ class BatchMaker:
 
         What collate_fn makes of the samples, and the `__...__` entries.
         """
+        for group in self.groups(block):
+            yield from self.join(group, self.read(group))
+
+    def groups(self, block: RowBlock) -> Iterator[RowGroup]:
+        """The rows of a block, in groups that are read at once."""
         read, batch_size = block.read, block.read.shard.shape[1]
         at_once = max(1, SAMPLES_TO_LOCATE // batch_size)
-        rows = list(block.rows())
-        for first in range(0, len(rows), at_once):
+        rows = block.rows()
+        for first in range(0, len(block.steps), at_once):
             near = slice(first, first + at_once)
             located = self._reader.locate(read.shard[near].ravel(), read.sample[near].ravel())
-            if located is None:
-                yield from map(self._one_by_one, rows[near])
-            else:
-                yield from self._by_columns(rows[near], located, batch_size)
+            together = 1 if located is None else self._rows_together(located, batch_size)
+            for start in range(0, len(block.steps[near]), together):
+                group = list(islice(rows, together))
+                yield RowGroup(group, located, start * batch_size, batch_size)
 
-    def _by_columns(self, rows: list[Row], located: Extents, batch_size: int) -> Iterator[Any]:
-        """Batches of rows whose samples lie one after another in `located`."""
-        together = self._rows_together(located, batch_size)
-        for first in range(0, len(rows), together):
-            group = rows[first : first + together]
-            start = first * batch_size
-            columns = self._columns(located, start, start + len(group) * batch_size)
-            for at, row in enumerate(group):
-                if columns is None:
-                    yield self._one_by_one(row)
-                else:
-                    begin = at * batch_size
-                    yield self._batch(row, columns, begin, begin + len(row.shard))
+    def read(self, group: RowGroup) -> Columns | None:
+        """Read and decode a group by columns; any thread may do it.
+
+        None where its samples differ in their fields or one is bad: `join` reads them one by one.
+        """
+        if group.located is None:
+            return None
+        with_keys = "__key__" in self._meta or bool(self._collate) or self._reader.transforms
+        stop = group.start + len(group.rows) * group.batch_size
+        try:
+            return self._reader.read_columns(group.located, group.start, stop, with_keys=with_keys)
+        except Exception:  # noqa: BLE001 - whatever it is, it is raised again with its place
+            return None
+
+    def join(self, group: RowGroup, columns: Columns | None) -> Iterator[Any]:
+        """The batches of a group that was read: transform and collate_fn are called here."""
+        for at, row in enumerate(group.rows):
+            if columns is None:
+                yield self._one_by_one(row)
+            else:
+                first = at * group.batch_size
+                yield self._batch(row, columns, first, first + len(row.shard))
+
+    def is_slow(self, group: RowGroup) -> bool:
+        """Whether decoding costs more than handing over between threads."""
+        return group.located is not None and self._reader.is_slow(group.located.fields)
 
     def _rows_together(self, located: Extents, batch_size: int) -> int:
         """How many small rows are read at once: a few calls more or less weigh there."""
-        if not self._reads_ahead or self._reader.has_own_decoder(located.fields):
+        if not self._reads_ahead or self._reader.is_slow(located.fields):
             return 1
         sizes = (located.stops - located.starts).sum(axis=0)
         largest = int(sizes.reshape(-1, batch_size).sum(axis=1).max())
@@ -186,14 +218,6 @@ class BatchMaker:
         else:
             batch = (self._collate or collate)(self._reader.transformed(row, keys, fields))
         return self._with_entries(row, keys, batch)
-
-    def _columns(self, located: Extents, start: int, stop: int) -> Columns | None:
-        """The columns; None where a sample is bad, which reading one by one then says."""
-        with_keys = "__key__" in self._meta or bool(self._collate) or self._reader.transforms
-        try:
-            return self._reader.read_columns(located, start, stop, with_keys=with_keys)
-        except Exception:  # noqa: BLE001 - whatever it is, it is raised again with its place
-            return None
 
     def _read_one(self, row: Row, at: int) -> tuple[str, Mapping[str, Any]]:
         return self._reader.read(

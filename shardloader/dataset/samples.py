@@ -11,8 +11,8 @@ import numpy as np
 
 from shardloader.dataset.transform import Transformer
 from shardloader.errors import DecodeError, SampleError, ShardLoaderError
-from shardloader.reading.columns import Spans, column_of
-from shardloader.reading.decode import OwnDecoder, located
+from shardloader.reading.columns import Spans, column_of, is_quick
+from shardloader.reading.decode import located
 from shardloader.reading.extents import locate
 from shardloader.reading.shard import ShardPool
 
@@ -70,9 +70,9 @@ class SampleReader:
         """Whether samples are transformed."""
         return self._transformer.transforms
 
-    def has_own_decoder(self, fields: Sequence[str]) -> bool:
-        """Whether one of the fields is decoded by a function of the caller's."""
-        return any(isinstance(self._decoder(field), OwnDecoder) for field in fields)
+    def is_slow(self, fields: Sequence[str]) -> bool:
+        """Whether one of the fields is an image, or decoded by a function of the caller's."""
+        return not all(is_quick(self._decoder(field)) for field in fields)
 
     def locate(self, shard: NDArray[np.int64], sample: NDArray[np.int64]) -> Extents | None:
         """Where samples lie that can be read by columns, int64 [n]; None where they can't.

@@ -46,6 +46,14 @@ def from_environment(
     return None
 
 
+def local_ranks(
+    environment: Mapping[str, str] = os.environ,  # noqa: TID251 - this is the one module
+) -> int:
+    """How many ranks share this node, as torchrun says; 1 where it doesn't."""
+    value = environment.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(value)) if value.isdecimal() else 1
+
+
 def _number(name: str, value: str) -> int:
     try:
         return int(value)

@@ -7,11 +7,13 @@ launcher has spoken, the state is loaded and the epoch set. Kept, so that worker
 from __future__ import annotations
 
 import multiprocessing
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import DataLoader
 
 from shardloader.dataset.recipe import check_pickles
+from shardloader.distributed.environment import local_ranks
 from shardloader.loader.stream import BatchStream, StreamOptions
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from shardloader.dataset.recipe import Collate
     from shardloader.dataset.shard_dataset import ShardDataset
     from shardloader.order.schedule import Schedule
+
+MOST_THREADS: Final = 16  # more than that, and the interpreter's lock is what they wait for
 
 
 class Engine:
@@ -31,6 +35,7 @@ class Engine:
         *,
         num_workers: int,
         is_grouped: bool,
+        decode_threads: int | None,
         collate_fn: Collate | None,
         meta: str,
         options: Mapping[str, Any],
@@ -38,6 +43,7 @@ class Engine:
         self._source = source
         self._num_workers = num_workers
         self._is_grouped = is_grouped
+        self._decode_threads = decode_threads
         self._collate_fn = collate_fn
         self._meta = meta
         self._options = options
@@ -65,6 +71,9 @@ class Engine:
                     batch_size=batch_size,
                     accumulate=accumulate,
                     is_grouped=self._is_grouped,
+                    decode_threads=_cores_of_this_rank()
+                    if self._decode_threads is None
+                    else self._decode_threads,
                     collate_fn=self._collate_fn,
                     meta=self._meta,
                 )
@@ -91,6 +100,11 @@ class Engine:
                 "worker_init_fn": self._options.get("worker_init_fn"),
             }
             check_pickles(travelling, how=how)
+
+
+def _cores_of_this_rank() -> int:
+    """The cores that this process may use, shared with the other ranks of its node."""
+    return max(1, min(len(os.sched_getaffinity(0)) // local_ranks(), MOST_THREADS))
 
 
 def _start_method(context: Any) -> str:

@@ -32,6 +32,7 @@ class LoaderIterator(Iterator[Any]):
         self._rows: Iterator[Row] | None = None
         self._given = 0
         self._num_batches = 0
+        self._num_steps = 0
         self._failed = False
         self._ended = False
 
@@ -53,7 +54,7 @@ class LoaderIterator(Iterator[Any]):
         batch = self._fetch()
         self._check_current()  # another thread may have moved the position meanwhile
         self._given += 1
-        is_last = self._given == schedule.dealing.num_steps
+        is_last = self._given == self._num_steps
         if is_last:
             self._let_go()
             self._ended = True
@@ -65,6 +66,7 @@ class LoaderIterator(Iterator[Any]):
         self._schedule = progress.begin(self._token)
         if self._schedule is None:
             return
+        self._num_steps = self._schedule.dealing.num_steps
         self._num_batches = self._schedule.dealing.num_batches(progress.topology.rank)
         if self._num_batches:
             self._rows = progress.rows_to_log(self._schedule)

@@ -63,6 +63,8 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
     ranks; batch_size, then the most that a rank takes at once, and accumulate follow from it and
     from the number of ranks. agreement_timeout: seconds that ranks wait for each other before an
     epoch, to compare what they are about to read, where torch.distributed is initialised.
+    decode_threads: threads that decode images, and fields with functions of your own, some batches
+    ahead where num_workers is 0; by default one a core that this rank may use, none for 0.
     pin_memory, timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor and
     persistent_workers are those of DataLoader. Raises UsageError for sampler, batch_sampler,
     shuffle, drop_last and in_order=False, naming what to use instead; at the first iter, len or
@@ -87,11 +89,14 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         accumulate: int | None = None,
         global_batch: int | None = None,
         agreement_timeout: float = MEETING_TIMEOUT_S,
+        decode_threads: int | None = None,
         **options: Any,
     ) -> None:
         source = _checked_source(dataset)
         batching = Batching(batch_size=batch_size, accumulate=accumulate, global_batch=global_batch)
         num_workers = checked("num_workers", num_workers, least=0, below=2**16)
+        if decode_threads is not None:
+            decode_threads = checked("decode_threads", decode_threads, least=0, below=2**10)
         passed_on = _checked_options(options)
         if source.options.reseed and num_workers == 0:
             raise UsageError(
@@ -116,6 +121,7 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
             source,
             num_workers=num_workers,
             is_grouped=batching.is_grouped,
+            decode_threads=decode_threads,
             collate_fn=collate_fn,
             meta=self.meta,
             options=passed_on,
@@ -265,7 +271,8 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
         else:
             raise UsageError(
                 f"ShardLoader has no option {name}=: its own are dataset, batch_size, "
-                "num_workers, collate_fn, meta, accumulate, global_batch and agreement_timeout, "
+                "num_workers, collate_fn, meta, accumulate, global_batch, agreement_timeout and "
+                "decode_threads, "
                 f"and of DataLoader's {', '.join(PASSED_ON)}"
             )
     return passed_on

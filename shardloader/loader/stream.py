@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from shardloader.dataset.batches import BatchMaker, row_blocks
 from shardloader.dataset.recipe import pickling_error
 from shardloader.dataset.samples import SampleReader
 from shardloader.errors import UsageError
+from shardloader.loader.read_ahead import read_ahead
 from shardloader.order.grid import Grid
 from shardloader.order.schedule import Schedule
 
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 class StreamOptions:
     """What a stream needs to know besides its position.
 
-    accumulate: steps of an optimiser step; is_grouped: whether batches carry `__group_valid__`.
+    accumulate: steps of an optimiser step; is_grouped: whether batches carry `__group_valid__`;
+    decode_threads: threads that decode what is slow to decode, where there are no workers.
     """
 
     recipe: Recipe
@@ -40,6 +43,7 @@ class StreamOptions:
     batch_size: int
     accumulate: int
     is_grouped: bool
+    decode_threads: int
     collate_fn: Collate | None
     meta: str
 
@@ -76,20 +80,27 @@ class BatchStream(IterableDataset[Any]):
         options = self._options
         if self._reader is None:
             self._reader = SampleReader(options.recipe)
+        info = get_worker_info()
         maker = BatchMaker(
             self._reader,
             collate_fn=options.collate_fn,
             meta=options.meta,
             world_size=options.topology.world_size,
             is_grouped=options.is_grouped,
-            reads_ahead=get_worker_info() is None,
+            reads_ahead=info is None,
         )
-        info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        blocks = row_blocks(schedule, options.topology.rank, worker=worker, num_workers=num_workers)
+        groups = chain.from_iterable(map(maker.groups, blocks))
+        read = read_ahead(
+            groups,
+            maker.read,
+            is_worth_it=maker.is_slow,
+            num_threads=options.decode_threads if info is None else 0,
+        )
         checked = info is None
-        rank = options.topology.rank
-        for block in row_blocks(schedule, rank, worker=worker, num_workers=num_workers):
-            for batch in maker.batches(block):
+        for group, columns in read:
+            for batch in maker.join(group, columns):
                 if not checked:
                     _check_travels(batch)
                     checked = True

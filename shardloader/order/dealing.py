@@ -127,9 +127,9 @@ class Dealing:
 
     def consumed_after(self, steps: int) -> int:
         """Positions consumed once `steps` more steps have been received."""
-        if steps >= self.num_steps:
-            return self.length
-        return self.consumed + steps * self.step_size
+        after = self.consumed + steps * self.step_size
+        least = self.step_size if self.even == "drop" else 1  # positions that make one more step
+        return after if self.length - after >= least else self.length
 
     def global_valid(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
         """Valid samples over all ranks at each step, int64, the steps' shape."""

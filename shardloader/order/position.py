@@ -68,7 +68,7 @@ class Position:
     def receive(self, consumed: int, *, is_last: bool) -> Position:
         """A batch, or the end of an epoch, was received; `consumed` counts what it makes."""
         if not is_last:
-            return replace(self, consumed=consumed, running=True, loaded=False, empty=False)
+            return Position(epoch=self.epoch, consumed=consumed, running=True, pending=self.pending)
         return Position(epoch=self.epoch + 1 if self.pending is None else self.pending)
 
     def skip(self, consumed: int, *, is_last: bool) -> Position:

@@ -47,6 +47,11 @@ def column_of(decoder: Decoder) -> Column:
     return lambda spans: [decoder(memoryview(b)[i:j]) for b, i, j in zip(*spans, strict=True)]
 
 
+def is_quick(decoder: Decoder) -> bool:
+    """Whether a decoder does little more than copying: what it takes is mostly Python's own."""
+    return decoder in _COLUMNS
+
+
 def _bytes(spans: Spans) -> list[bytes]:
     return [buffer[start:stop] for buffer, start, stop in zip(*spans, strict=True)]
 

@@ -21,6 +21,7 @@ from torch import distributed
 
 import shardloader as sl
 
+HELD_S = 100  # a test that was ended leaves nothing behind for long
 EVERY = 3  # steps from one checkpoint to the next
 
 
@@ -67,7 +68,9 @@ def pace(loader: Any, out: Path) -> None:
     told = out / "told" / f"{ranks}-{loader.topology.rank}-{position}"
     told.with_suffix(".new").write_text(str(os.getpid()))
     told.with_suffix(".new").replace(told)
+    deadline = time.monotonic() + HELD_S
     while position >= int((out / f"hold-{ranks}").read_text()):
+        assert time.monotonic() < deadline, "nobody lets training go on"
         time.sleep(0.01)
 
 

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).with_name("elastic_train.py")
 ROOT = Path(__file__).parents[2]
 COUNTS = (30, 0, 41, 25, 24)
 NUM_SAMPLES = sum(COUNTS)
-LIMIT_S = 100  # of the whole, on a loaded machine
+LIMIT_S = 110  # of the whole, on a loaded machine
 
 
 class Job:
@@ -51,7 +51,7 @@ class Job:
         command += ["--local-addr=127.0.0.1", "--rdzv-id=elastic"]
         is_host = "true" if number == 0 else "false"
         conf = f"is_host={is_host},join_timeout=60,timeout=60,last_call_timeout=2,"
-        conf += "keep_alive_interval=1,keep_alive_max_attempt=8"
+        conf += "keep_alive_interval=1,keep_alive_max_attempt=6"
         command += [f"--rdzv-conf={conf}"]
         command += [str(SCRIPT), str(kept_corpus(COUNTS)), str(self.out)]
         environment = {
@@ -59,7 +59,6 @@ class Job:
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "TORCH_CPP_LOG_LEVEL": "ERROR",
-            "LOGLEVEL": "INFO",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
         with (self.out / f"agent-{number}.txt").open("wb") as output:
@@ -145,4 +144,6 @@ def test_a_job_that_loses_a_machine_and_gains_one_reads_every_sample_once(job):
     assert history.superseded > 0
     (epoch,) = history.epochs
     assert epoch.tally.samples == NUM_SAMPLES
-    assert max(position for position, _ in job.told(3).values()) == NUM_SAMPLES
+    launches = sorted((path.suffixes[0], path.name[11:19]) for path in (job.out / "log").iterdir())
+    assert "of-00002" in {ranks for _, ranks in launches}
+    assert [ranks for _, ranks in launches[-3:]] == ["of-00003"] * 3

@@ -1,0 +1,99 @@
+"""Work that goes ahead of the loop: in order, bounded, and errors at their turn."""
+
+from __future__ import annotations
+
+import threading
+from itertools import count, islice
+
+import pytest
+
+from shardloader.loader.read_ahead import TASKS_MORE, read_ahead
+
+
+def always(task):
+    return True
+
+
+def never(task):
+    return False
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+@pytest.mark.parametrize("is_worth_it", [always, never, lambda task: task % 3 == 0])
+def test_results_come_with_their_tasks_and_in_order(num_threads, is_worth_it):
+    done = read_ahead(
+        iter(range(20)), lambda task: -task, is_worth_it=is_worth_it, num_threads=num_threads
+    )
+    assert list(done) == [(task, -task) for task in range(20)]
+
+
+def test_nothing_is_begun_before_the_first_result_is_asked_for():
+    begun = []
+    done = read_ahead(iter(range(5)), begun.append, is_worth_it=always, num_threads=2)
+    assert begun == []
+    next(done)
+    assert 0 in begun
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_bounded_number_of_tasks_is_ahead(num_threads):
+    taken: list[int] = []
+
+    def tasks():
+        for task in count():
+            taken.append(task)
+            yield task
+
+    done = read_ahead(tasks(), lambda task: task, is_worth_it=always, num_threads=num_threads)
+    for given in range(1, 10):
+        next(done)
+        assert len(taken) <= given + num_threads + TASKS_MORE
+
+
+def test_threads_work_at_the_same_time():
+    """Two tasks that wait for each other."""
+    both = threading.Barrier(2, timeout=30)
+    done = read_ahead(iter(range(2)), lambda _: both.wait(), is_worth_it=always, num_threads=2)
+    assert sorted(place for _, place in done) == [0, 1]
+
+
+def test_what_is_not_worth_a_thread_is_done_in_the_callers():
+    where = read_ahead(
+        iter(range(4)),
+        lambda _: threading.current_thread() is threading.main_thread(),
+        is_worth_it=lambda task: task % 2 == 0,
+        num_threads=2,
+    )
+    assert [is_main for _, is_main in where] == [False, True, False, True]
+
+
+def fails_at_three(task):
+    if task == 3:
+        raise KeyError(task)
+    return task
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 4])
+def test_an_error_comes_at_its_turn(num_threads):
+    done = read_ahead(iter(range(9)), fails_at_three, is_worth_it=always, num_threads=num_threads)
+    assert [task for task, _ in islice(done, 3)] == [0, 1, 2]
+    with pytest.raises(KeyError):
+        next(done)
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 4])
+def test_an_error_of_the_tasks_comes_after_the_results_before_it(num_threads):
+    tasks = map(fails_at_three, range(9))
+    done = read_ahead(tasks, lambda task: task, is_worth_it=always, num_threads=num_threads)
+    assert [task for task, _ in islice(done, 3)] == [0, 1, 2]
+    with pytest.raises(KeyError):
+        next(done)
+
+
+def test_threads_end_when_the_loop_is_broken_off():
+    before = threading.active_count()
+    done = read_ahead(count(), lambda task: task, is_worth_it=always, num_threads=3)
+    next(done)
+    assert threading.active_count() > before
+    done.close()
+    assert threading.active_count() == before
