@@ -37,12 +37,15 @@ format: $(STAMP) ## let ruff rewrite what it can
 oldest: ## unit tests with the oldest numpy, fsspec, zstandard and torchdata admitted
 	tools/oldest.sh
 
-nightly: $(STAMP) ## the property tests with thirty times as many examples
+nightly: $(STAMP) ## thirty times the property tests' examples, 5,000 chains, 50 killed runs
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -n 2 tests/property
+	$(BIN)/python -W ignore -m tests.stress.chains 5000 --jobs 2
+	$(BIN)/python -W ignore -m tests.stress.kills 50
 
 show: $(STAMP) ## the figures of the README: planning, state and resume, measured here
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/resume.py
+	$(BIN)/python benchmarks/shuffle_quality.py
 
 clean: ## remove what these verbs made
 	rm -rf $(VENV) .venv-oldest .demo

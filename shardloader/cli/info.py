@@ -18,6 +18,7 @@ from shardloader.cli.sources import HELP, add_index_dir, one_dataset
 from shardloader.errors import IndexFileError
 from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
+from shardloader.planning.spread import Spread
 from shardloader.reading.catalog import MAX_CHECKED_SHARDS, Catalog, check
 from shardloader.reading.indexing import read_manifest
 from shardloader.reading.source import find_shards, resolve
@@ -164,7 +165,7 @@ def _about(
         document["bytes"] = sum(Path(place.shard_path(name)).stat().st_size for name in names)
         return document
     values, times = np.unique(manifest.counts, return_counts=True)
-    spread = report.Spread.of(zip(values.tolist(), times.tolist(), strict=True))
+    spread = Spread.of(zip(values.tolist(), times.tolist(), strict=True))
     return document | {
         "samples": manifest.num_samples,
         "bytes": int(manifest.sizes.sum()),

@@ -14,35 +14,48 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardloader.cli import report
+from shardloader.cli import drawing, report
 from shardloader.cli.listing import Keys, listed, print_listing, steps_to_list
-from shardloader.cli.shares import batches_a_rank, samples_a_rank, shards_a_rank
 from shardloader.cli.sources import HELP, add_index_dir, one_dataset
+from shardloader.cli.stretches import print_stretch, stretch_document, stretches_of
 from shardloader.errors import UsageError
 from shardloader.order.dealing import EVEN_POLICIES
 from shardloader.order.grid import Grid
 from shardloader.order.window import DEFAULT_WINDOW, Shuffle
+from shardloader.planning.picture import picture
 from shardloader.planning.plan import plan as make_plan
 from shardloader.reading.catalog import open_catalog
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardloader.cli.shares import ShardShares
     from shardloader.planning.plan import Plan
     from shardloader.reading.catalog import Catalog
 
 EPILOG = """\
 No shard is read. --state takes a file with what ShardLoader.state_dict() returned, as JSON; its
-epoch, seed, shuffle and grid hold. --steps A:B lists what the steps A to B-1 hold, counted from
-the epoch's start as a training loop counts them, and leaves the counting of shards out; those
-before a state's position are told as the topology given here read them. --counts
-plans for a dataset that is not there yet. Shards a rank are counted on every rank where that is
-the work of some 50 million samples at most, else on a few ranks, and then it says so.
+epoch, seed, shuffle and grid hold. --counts plans for a dataset that is not there yet; it has no
+sizes, so bytes are left out.
+
+Figures are the least, the median and the most of all ranks or workers. Shard bytes are the sizes
+of the shards opened; sample bytes an estimate, each sample as large as its shard's mean. Where a
+worker reads stretches of shards of its own, as in the topology that the grid was made for, shards
+are counted for all ranks unless that is too much work; elsewhere on all ranks where that is the
+work of some 50 million samples at most, else on a few, and then it says so.
+
+--then changes the topology in mid-epoch, as a resume does; each stretch has figures of its own.
+Its steps count from the epoch's start, over all stretches, as a training loop counts them.
+--quality says from how many shards a batch comes, and how far samples that are neighbours on disk
+come apart in training. --plot draws who reads which shard when. --steps A:B lists what the steps A
+to B-1 hold, counted from the epoch's start, and leaves the counting of shards out; those before a
+state's position are told as the topology given here read them.
 
 example:
   shardloader plan corpus/ --batch-size 32 --world-size 64 --num-workers 8
   shardloader plan --counts 1000x1000 --batch-size 32 --world-size 16 --num-workers 4
+  shardloader plan --counts 40x10000 --batch-size 32 --world-size 4 --then 1500:world-size=6
+  shardloader plan --counts 40x10000 --batch-size 32 --world-size 4 --window 1000 --quality
+  shardloader plan --counts 40x10000 --batch-size 32 --world-size 4 --plot plan.png
   shardloader plan corpus/ --batch-size 4 --world-size 2 --epoch 3 --steps 0:2 --rank 1
   shardloader plan corpus/ --batch-size 4 --world-size 2 --state ckpt.json --steps 10:12
 """
@@ -63,6 +76,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = parser.add_argument_group("listing")
     listing.add_argument("--steps", metavar="A:B", help="list the samples of these steps")
     listing.add_argument("--rank", type=int, metavar="R", help="of this rank alone")
+    looking = parser.add_argument_group("looking closer")
+    looking.add_argument(
+        "--quality", action="store_true", help="measure the shuffle, beside a perfect one"
+    )
+    looking.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="draw who reads which shard when, as .png, .pdf or .svg (needs matplotlib)",
+    )
 
 
 def _add_topology(group: argparse._ArgumentGroup) -> None:
@@ -82,6 +104,16 @@ def _add_topology(group: argparse._ArgumentGroup) -> None:
         choices=tuple(EVEN_POLICIES),
         default="pad",
         help="what happens at the epoch's end (default: pad)",
+    )
+    group.add_argument(
+        "--then",
+        metavar="STEP:NAME=N[,NAME=N]",
+        action="append",
+        default=[],
+        help=(
+            "from STEP on another world-size, num-workers or batch-size; may be given again for "
+            "later steps"
+        ),
     )
 
 
@@ -126,16 +158,25 @@ def run(options: argparse.Namespace) -> int:
     if options.steps is not None:
         lister, steps = steps_to_list(plan, options.steps, options.rank)
         rows = listed(lister, steps, options.rank, Keys(catalog))
-    shares = shards_a_rank(plan) if rows is None else None
-    document = _document(options, plan, catalog, shares)
+    parts = stretches_of(plan, options.then)
+    if options.plot is not None:
+        _draw(options, parts, catalog)
+    document = _document(options, plan, catalog, parts)
     if options.json:
         report.print_json(document | {"listing": None if rows is None else list(rows)})
         return 0
-    _print(document, plan)
+    _print(document)
     if rows is not None:
         report.print_line("")
         print_listing(rows)
     return 0
+
+
+def _draw(options: argparse.Namespace, parts: tuple[Plan, ...], catalog: Catalog | None) -> None:
+    ranks = sum(part.dealing.world_size for part in parts)
+    with report.progress(ranks, unit="rank", what="looking at ranks") as bar:
+        seen = picture(parts, advance=bar.update)
+    drawing.draw(options.plot, seen, parts, catalog.location if catalog else options.counts)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -145,6 +186,12 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("--rank says whose samples are listed: give --steps A:B with it")
     if options.shuffle is False and options.window is not None:
         raise UsageError("--window is the shuffle's, and --no-shuffle leaves it out: give one")
+    if options.then and options.steps is not None:
+        raise UsageError(
+            "--steps lists steps of one topology: leave --then out, or take the state at that step"
+        )
+    if options.plot is not None:
+        drawing.check(options.plot)
 
 
 def _source(options: argparse.Namespace) -> tuple[Catalog | None, NDArray[np.int64]]:
@@ -195,10 +242,16 @@ def _state(path: str) -> Any:
 
 
 def _document(
-    options: argparse.Namespace, plan: Plan, catalog: Catalog | None, shares: ShardShares | None
+    options: argparse.Namespace, plan: Plan, catalog: Catalog | None, parts: tuple[Plan, ...]
 ) -> dict[str, Any]:
-    dealing, order = plan.dealing, plan.schedule.order
-    left = dealing.length - dealing.consumed
+    order, first_step, stretches = plan.schedule.order, plan.first_step, []
+    for part in parts:
+        stretches.append(
+            stretch_document(
+                part, first_step, is_counted=options.steps is None, is_measured=options.quality
+            )
+        )
+        first_step += part.steps
     return {
         "dataset": {
             "source": catalog.location if catalog else options.counts,
@@ -206,86 +259,44 @@ def _document(
             "samples": order.num_samples,
             "digest": catalog.manifest.digest if catalog else None,
         },
-        "topology": {
-            "world_size": dealing.world_size,
-            "num_workers": plan.num_workers,
-            "batch_size": dealing.batch_size,
-            "even": dealing.even,
-        },
         "state": plan.checkpoint.to_state(),
-        "epoch_length": dealing.length,
+        "epoch_length": plan.dealing.length,
         "first_step": plan.first_step,
-        "steps": plan.steps,
-        "samples": left - dealing.num_omitted,
-        "pads": dealing.num_pads,
-        "omitted": dealing.num_omitted,
-        "batches_a_rank": batches_a_rank(dealing).to_json(),
-        "samples_a_rank": samples_a_rank(dealing).to_json(),
-        "shards_a_rank": shares and shares.a_rank.to_json(),
-        "shards_a_worker": shares and shares.a_worker.to_json(),
-        "shards_counted": shares
-        and {
-            "is_exact": shares.is_exact,
-            "ranks": shares.num_ranks,
-            "steps": shares.num_steps,
+        **{
+            name: sum(each[name] for each in stretches)
+            for name in ("steps", "samples", "pads", "omitted")
         },
+        "stretches": stretches,
+        "plot": options.plot,
     }
 
 
-def _print(document: dict[str, Any], plan: Plan) -> None:
-    dataset, topology, state = (document[name] for name in ("dataset", "topology", "state"))
+def _print(document: dict[str, Any]) -> None:
+    dataset, state = document["dataset"], document["state"]
     shards = report.plural(dataset["shards"], "shard")
     samples = report.plural(dataset["samples"], "sample")
     window = "no shuffle" if state["window"] is None else f"window {state['window']:,}"
-    ranks = report.plural(topology["world_size"], "rank")
-    step = topology["world_size"] * topology["batch_size"]
-    facts = [
-        ("dataset", f"{report.printable(dataset['source'])} ({shards}, {samples})"),
-        ("order", f"epoch {state['epoch']}, seed {state['seed']}, {window}"),
-        ("grid", ",".join(map(str, state["grid"])) + " (ranks, workers, batch)"),
-        (
-            "topology",
-            (
-                f"{ranks}, {topology['num_workers']} workers each, "
-                f"batch {topology['batch_size']:,} ({report.plural(step, 'sample')} a step)"
-            ),
-        ),
-        ("position", _position(document)),
-        ("steps", report.number(document["steps"])),
-        ("samples", report.number(document["samples"])),
-        ("pads", report.number(document["pads"])),
-        ("omitted", report.number(document["omitted"])),
-    ]
-    report.print_facts(facts)
-    _print_spreads(document, plan)
+    report.print_facts(
+        [
+            ("dataset", f"{report.printable(dataset['source'])} ({shards}, {samples})"),
+            ("order", f"epoch {state['epoch']}, seed {state['seed']}, {window}"),
+            ("grid", ",".join(map(str, state["grid"])) + " (ranks, workers, batch)"),
+            ("position", _position(document)),
+        ]
+    )
+    for stretch in document["stretches"]:
+        report.print_line("")
+        print_stretch(stretch)
+    if document["plot"] is not None:
+        report.print_line("")
+        report.print_line(f"drawn to {report.printable(document['plot'])}")
 
 
 def _position(document: dict[str, Any]) -> str:
     consumed, step = document["state"]["consumed"], document["first_step"]
     if consumed == 0:
         return "the epoch's start"
-    topology = document["topology"]
+    topology = document["stretches"][0]["topology"]
     whole = consumed % (topology["world_size"] * topology["batch_size"]) == 0
     rounded = "" if whole else ", rounded down: other steps came before"
     return f"{consumed:,} of {document['epoch_length']:,} samples consumed (step {step:,}{rounded})"
-
-
-def _print_spreads(document: dict[str, Any], plan: Plan) -> None:
-    names = ["batches_a_rank", "samples_a_rank", "shards_a_rank", "shards_a_worker"]
-    rows = [
-        [name.replace("_", " "), *(report.number(document[name][each]) for each in spread)]
-        for name in names
-        if document[name] is not None
-        for spread in (("least", "median", "most"),)
-    ]
-    report.print_line("")
-    report.print_table(["", "least", "median", "most"], rows)
-    counted = document["shards_counted"]
-    if counted is None:
-        report.print_line("shards were not counted")
-    elif not counted["is_exact"]:
-        report.print_line(
-            f"shards were counted on {counted['ranks']:,} of "
-            f"{report.plural(plan.dealing.world_size, 'rank')}, in {counted['steps']:,} of "
-            f"{report.plural(plan.steps, 'step')}"
-        )

@@ -125,6 +125,8 @@ class Progress:
             self._closed = (loaded.epoch, loaded.consumed)
         if self.sample_log is not None:
             self.sample_log.rolled_back()
+            if self._closed:  # nothing else would tell of it if no batch follows
+                self.sample_log.start(self._about(self.schedule()))
 
     def set_epoch(self, epoch: int) -> None:
         """Read `epoch` next."""

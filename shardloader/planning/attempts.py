@@ -28,7 +28,9 @@ class Attempts:
         begun: dict[Attempt, Place] = {}
         for start in starts:
             if start.is_first:
-                begun[start.attempt] = min(start.place, begun.get(start.attempt, start.place))
+                # A state that had no step left in its epoch was left there for the next one.
+                place = start.closed or start.place
+                begun[start.attempt] = min(place, begun.get(start.attempt, place))
         # The earliest start of any later attempt: what was read from there on was rolled back.
         self._limits: dict[Attempt, Place] = {}
         earliest = _NEVER

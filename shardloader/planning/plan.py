@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shardloader.order.dealing import Dealing
 
 SAMPLES_TO_AUDIT = 1 << 31
+MOST_RANKS = 1 << 20  # a table of so many turns is made in a fraction of a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,13 +67,15 @@ class Plan:
     """The rest of one epoch in one topology.
 
     schedule: the arithmetic; checkpoint: the position it starts from; num_workers: DataLoader
-    workers a rank, 0 for none; names: the shards' names, None if the plan was made from counts.
+    workers a rank, 0 for none; names, sizes: the shards' names, and bytes as int64, None if the
+    plan was made from counts.
     """
 
     schedule: Schedule
     checkpoint: Checkpoint
     num_workers: int
     names: tuple[str, ...] | None
+    sizes: NDArray[np.int64] | None
 
     @property
     def dealing(self) -> Dealing:
@@ -105,6 +108,59 @@ class Plan:
             self,
             checkpoint=self.checkpoint.at(epoch=self.checkpoint.epoch, consumed=0),
             schedule=Schedule(self.schedule.order, replace(self.dealing, consumed=0)),
+        )
+
+    def before(self, step: int) -> Plan:
+        """The first `step` steps of the plan, without what comes after them.
+
+        Raises UsageError unless 0 <= step <= steps.
+        """
+        step = checked("step", step, least=0, below=self.steps + 1)
+        if step == self.steps:
+            return self
+        stop = self.dealing.consumed_after(step)
+        return replace(
+            self, schedule=Schedule(self.schedule.order, replace(self.dealing, length=stop))
+        )
+
+    def change(
+        self,
+        *,
+        step: int,
+        world_size: int | None = None,
+        num_workers: int | None = None,
+        batch_size: int | None = None,
+    ) -> Plan:
+        """What is left after the first `step` steps, read in another topology.
+
+        The order goes on, on the grid that it began with, as it does for a loader that loads the
+        state of that step in mid-epoch. What is not given stays. `plan.before(step)` and
+        `plan.change(step=step, ...)` together read what is left of the epoch. Raises UsageError
+        for a step at which nothing would be read before or after, and for what makes no topology.
+        """
+        if self.steps < 2:
+            raise UsageError(
+                f"a topology changes between two steps of an epoch, and this plan has "
+                f"{self.steps}: plan with the other topology instead"
+            )
+        step = checked("step", step, least=1, below=self.steps)
+        topology = _Topology.checked(
+            self.dealing.world_size if world_size is None else world_size,
+            self.num_workers if num_workers is None else num_workers,
+            self.dealing.batch_size if batch_size is None else batch_size,
+        )
+        consumed = self.dealing.consumed_after(step)
+        dealing = replace(
+            self.dealing,
+            consumed=consumed,
+            world_size=topology.world_size,
+            batch_size=topology.batch_size,
+        )
+        return replace(
+            self,
+            checkpoint=self.checkpoint.at(epoch=self.checkpoint.epoch, consumed=consumed),
+            schedule=Schedule(self.schedule.order, dealing),
+            num_workers=topology.num_workers,
         )
 
     def batch(self, step: int, rank: int) -> PlannedBatch:
@@ -178,15 +234,12 @@ def plan(
     state: what ShardLoader.state_dict() returned, to go on from; its epoch, seed, shuffle and
     steps_per_epoch hold, and its grid where a loader would keep it.
 
-    Raises UsageError for what makes no sense, CheckpointError for a state of another dataset, or
-    one that an argument contradicts.
+    Raises UsageError for what makes no sense, and for more than 2**20 ranks; CheckpointError for a
+    state of another dataset, or one that an argument contradicts.
     """
-    counts, digest, names = _counts(source)
-    topology = _Topology(
-        world_size=checked("world_size", world_size, least=1, below=2**31),
-        num_workers=checked("num_workers", num_workers, least=0, below=2**16),
-        batch_size=checked("batch_size", batch_size, least=1, below=2**31),
-    )
+    dataset = _dataset(source)
+    digest = dataset.digest
+    topology = _Topology.checked(world_size, num_workers, batch_size)
     shuffled = Shuffle.of(shuffle)
     window = shuffled.window if shuffled else None
     if state is None:
@@ -198,8 +251,47 @@ def plan(
         if shuffle is not True and window != wanted.window:
             raise _contradicted("shuffle", wanted.window, shuffle)
     checkpoint = _on_its_grid(wanted, topology, grid, fresh=state is None)
-    schedule = _schedule(counts, checkpoint, topology, even)
-    return Plan(schedule=schedule, checkpoint=checkpoint, num_workers=num_workers, names=names)
+    _check_ranks("grid=", checkpoint.grid.ranks)
+    return Plan(
+        schedule=_schedule(dataset.counts, checkpoint, topology, even),
+        checkpoint=checkpoint,
+        num_workers=topology.num_workers,
+        names=dataset.names,
+        sizes=dataset.sizes,
+    )
+
+
+class Change(NamedTuple):
+    """Another topology from `step` on; None where nothing changes."""
+
+    step: int
+    world_size: int | None = None
+    num_workers: int | None = None
+    batch_size: int | None = None
+
+
+def stretches(plan: Plan, changes: Sequence[Change]) -> tuple[Plan, ...]:
+    """The plan, cut where its topology changes: one plan a topology, in order.
+
+    The changes' steps count from the plan's position, over all stretches, as a training loop
+    counts its steps; they ascend. Together the stretches read what is left of the epoch. Raises
+    UsageError for steps that do not ascend, or that lie behind the epoch's end.
+    """
+    parts: list[Plan] = []
+    begun = 0
+    for change in changes:
+        step = checked("the step of a change", change.step, least=1)
+        if not begun < step < begun + plan.steps:
+            where = f"after step {begun}, where the change before it is, and " if begun else ""
+            raise UsageError(
+                f"a topology changes {where}before the epoch's end at step {begun + plan.steps}, "
+                f"and a change at step {step} does not: give the changes in the order of their "
+                "steps"
+            )
+        parts.append(plan.before(step - begun))
+        plan = plan.change(**change._replace(step=step - begun)._asdict())
+        begun = step
+    return (*parts, plan)
 
 
 class _Topology(NamedTuple):
@@ -208,6 +300,25 @@ class _Topology(NamedTuple):
     world_size: int
     num_workers: int
     batch_size: int
+
+    @classmethod
+    def checked(cls, world_size: Any, num_workers: Any, batch_size: Any) -> _Topology:
+        """A topology that a plan can be made of; raises UsageError for anything else."""
+        topology = cls(
+            world_size=checked("world_size", world_size, least=1),
+            num_workers=checked("num_workers", num_workers, least=0, below=2**16),
+            batch_size=checked("batch_size", batch_size, least=1, below=2**31),
+        )
+        _check_ranks("world_size=", topology.world_size)
+        return topology
+
+
+def _check_ranks(argument: str, ranks: int) -> None:
+    if ranks > MOST_RANKS:
+        raise UsageError(
+            f"a plan looks at {MOST_RANKS:,} ranks at most, and {argument} says {ranks:,}: give "
+            "the number of data-parallel ranks"
+        )
 
 
 def _schedule(
@@ -231,14 +342,22 @@ def _schedule(
     )
 
 
-def _counts(source: Any) -> tuple[NDArray[np.int64], str, tuple[str, ...] | None]:
-    """Samples a shard, the dataset's digest and the shards' names."""
+class _Dataset(NamedTuple):
+    """What a plan knows of its dataset: samples a shard, and what a manifest says besides."""
+
+    counts: NDArray[np.int64]
+    digest: str
+    names: tuple[str, ...] | None
+    sizes: NDArray[np.int64] | None
+
+
+def _dataset(source: Any) -> _Dataset:
     first = source[0] if isinstance(source, (list, tuple)) and source else source
     if isinstance(first, (str, PathLike)):
         source = open_catalog(source).manifest
     if isinstance(source, Manifest):
-        return source.counts, source.digest, source.names
-    return sample_counts(source), "", None
+        return _Dataset(source.counts, source.digest, source.names, source.sizes)
+    return _Dataset(sample_counts(source), "", None, None)
 
 
 def _wanted(

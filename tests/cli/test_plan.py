@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
-from shardloader.cli.report import Spread
-from shardloader.cli.shares import batches_a_rank, samples_a_rank, shards_a_rank
+from shardloader.planning.opened import Look
 from shardloader.planning.plan import plan
 from shardloader.reading.indexing import index_dataset
 from tests.cli.workplace import make_corpus, state_of
@@ -23,55 +21,13 @@ def corpus(place):
     return index_dataset(place / "corpus")[0]
 
 
-@pytest.mark.parametrize("even", ["pad", "drop", "join"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7, 12])
-@pytest.mark.parametrize("samples", [0, 5, 24, 96, 103])
-def test_shares_are_what_the_plan_deals_out(even, world_size, samples):
-    made = plan([samples], batch_size=4, world_size=world_size, even=even)
-    ranks = range(world_size)
-    batches = [made.dealing.num_batches(rank) for rank in ranks]
-    valid = [
-        sum(int(made.batch(step, rank).valid.sum()) for step in range(batches[rank]))
-        for rank in ranks
-    ]
-    assert batches_a_rank(made.dealing) == spread(batches)
-    assert samples_a_rank(made.dealing) == spread(valid)
-
-
-@pytest.mark.parametrize("even", ["pad", "join"])
-@pytest.mark.parametrize("num_workers", [0, 3])
-def test_shards_are_those_that_readers_open(even, num_workers):
-    made = plan(
-        [5, 0, 9, 30, 1, 8] * 4, batch_size=3, world_size=4, num_workers=num_workers, even=even
-    )
-    workers = max(1, num_workers)
-    by_rank: list[int] = []
-    by_worker: list[int] = []
-    for rank in range(4):
-        opened: list[set[int]] = [set() for _ in range(workers)]
-        for step in range(made.dealing.num_batches(rank)):
-            opened[step % workers] |= set(made.batch(step, rank).shard.tolist())
-        by_rank.append(len(set.union(*opened)))
-        by_worker += map(len, opened)
-    counted = shards_a_rank(made)
-    assert counted is not None
-    assert counted.is_exact
-    assert counted.a_rank == spread(by_rank)
-    assert counted.a_worker == spread(by_worker)
-
-
-def test_too_much_work_is_cut_to_a_few_ranks_and_says_so(run, monkeypatch):
+def test_shards_of_some_ranks_are_told_to_be_of_some(run, monkeypatch):
     made = plan([100] * 100, batch_size=4, world_size=50, num_workers=2)
-    some = shards_a_rank(made, most_exact=1000, most_sampled=20_000)
-    assert some is not None
-    assert (some.num_ranks, some.num_steps, some.is_exact) == (3, 50, False)
-    less = shards_a_rank(made, most_exact=1000, most_sampled=100)
-    assert less is not None
-    assert (less.num_ranks, less.num_steps, less.is_exact) == (1, 25, False)
-    assert shards_a_rank(made, most_exact=1, most_sampled=3) is None
-    monkeypatch.setattr("shardloader.cli.plan.shards_a_rank", lambda _: less)
+    less = Look.at(made, most_looked_up=0, most_exact=1000, most_sampled=100)
+    monkeypatch.setattr("shardloader.cli.stretches.Look.at", lambda _: less)
     ended = run("plan", "--counts", "100x100", "--batch-size", "4", "--world-size", "50")
     assert "shards were counted on 1 of 50 ranks, in 25 of 50 steps" in ended.out
+    assert "over all ranks, of the readers looked at" in ended.out
 
 
 def test_a_huge_topology_is_planned_without_data(run):
@@ -85,9 +41,11 @@ def test_a_huge_topology_is_planned_without_data(run):
 
 
 def test_a_batch_that_fills_the_memory_is_not_looked_into(run):
-    ended = run("plan", "--counts", "10x10", "--batch-size", str(2**31 - 1))
+    huge = ("--batch-size", 2**31 - 1, "--grid", "1,1,5")
+    ended = run("plan", "--counts", "10x10", *huge)
     assert ended.code == 0
     assert "shards were not counted" in ended.out
+    assert run("plan", "--counts", "10x10", *huge, "--json").json["stretches"][0]["steps"] == 1
 
 
 def test_json_holds_the_figures_of_the_plan(corpus, run):
@@ -96,7 +54,10 @@ def test_json_holds_the_figures_of_the_plan(corpus, run):
     assert told["state"] == made.checkpoint.to_state()
     assert (told["steps"], told["pads"], told["omitted"]) == (17, 4, 0)
     assert told["samples"] == 200
-    assert told["shards_counted"] == {"is_exact": True, "ranks": 3, "steps": 17}
+    (stretch,) = told["stretches"]
+    assert stretch["shards_counted"] == {"is_exact": True, "ranks": 3, "steps": 17}
+    assert stretch["samples_a_worker"] == {"least": 32, "median": 33, "most": 35}
+    assert stretch["quality"] is None
     assert told["listing"] is None
 
 
@@ -246,10 +207,3 @@ def test_a_pattern_and_a_list_are_datasets_too(corpus, place, run):
     pattern = run("plan", f"{place}/corpus/shard-{{000..003}}.tar", *TOPOLOGY, "--json").json
     folder = run("plan", "corpus", *TOPOLOGY, "--json").json
     assert listed["state"] == pattern["state"] == folder["state"]
-
-
-def spread(values):
-    unique, times = np.unique(values, return_counts=True)
-    found = Spread.of(zip(unique.tolist(), times.tolist(), strict=True))
-    assert found.median == np.median(values)
-    return found

@@ -278,3 +278,28 @@ def test_a_batch_whose_line_can_not_be_written_is_not_lost(tmp_path, monkeypatch
     loader.load_state_dict(loader.state_dict())
     list(loader)
     assert audit_logs(tmp_path).is_exact
+
+
+@pytest.mark.parametrize("reads_on", [True, False])
+def test_what_was_read_behind_a_state_that_closed_its_epoch_is_rolled_back(tmp_path, reads_on):
+    """24 samples, a state after 20 of them, and batches of 7 that leave no step for the rest."""
+    first = loader_of(kept_corpus((24,)), batch_size=5, even="drop")
+    first.log_samples(tmp_path, attempt=1)
+    states = [first.state_dict() for _ in first]
+    assert len(states) == 4
+    first.load_state_dict(states[2])
+    list(first)
+    closing = loader_of(kept_corpus((24,)), batch_size=10, even="drop")
+    closing.log_samples(tmp_path, attempt=2)
+    closing.load_state_dict(states[2])  # after 15 samples: 9 are left
+    if reads_on:
+        list(closing)
+    else:  # another launch goes on from the state that this one saved
+        third = loader_of(kept_corpus((24,)), batch_size=10, even="drop")
+        third.log_samples(tmp_path, attempt=3)
+        third.load_state_dict(closing.state_dict())
+        list(third)
+    history = audit_logs(tmp_path)
+    assert history.is_exact
+    assert history.epochs[0].tally.samples == 15
+    assert history.superseded == 2
