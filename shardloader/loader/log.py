@@ -50,7 +50,10 @@ def launch_number(topology: Topology, given: int | None) -> int:
             f"torch.distributed; it is not initialised, and world_size is {topology.world_size}: "
             "give log_samples(..., attempt=) a number that grows with each launch"
         )
-    return int(meet(topology, now, lambda _: None, timeout_s=MEETING_TIMEOUT_S)[0])
+    stands = meet(
+        topology, now, lambda _: None, timeout_s=MEETING_TIMEOUT_S, subject="log_samples()"
+    )
+    return int(stands[0])
 
 
 class SampleLog:

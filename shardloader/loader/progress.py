@@ -199,7 +199,7 @@ class Progress:
             "even": schedule.dealing.even,
             "num_steps": num_steps,
         }
-        meet(topology, stand, verdict, timeout_s=self._patience_s)
+        meet(topology, stand, verdict, timeout_s=self._patience_s, party=self)
 
     def rows_to_log(self, schedule: Schedule) -> Iterator[Row] | None:
         """What this rank will receive, where it is written down."""

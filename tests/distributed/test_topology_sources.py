@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+from typing import Any
 
 import pytest
 from torch import distributed
@@ -111,6 +112,28 @@ def test_the_argument_comes_before_all(monkeypatch, group):
     monkeypatch.setenv("RANK", "1")
     assert resolve_topology(topology(3, 7)) == topology(3, 7)
     assert sl.ShardDataset("x", topology=topology(3, 7)).resolve_topology() == topology(3, 7)
+
+
+@pytest.mark.parametrize("environment", [TORCHRUN | SLURM_STEP, SLURM_STEP], ids=["both", "slurm"])
+def test_a_loader_reads_by_its_launcher_or_its_argument_and_starts_no_group(
+    monkeypatch, environment
+):
+    def refuse(*_, **__):
+        raise AssertionError("the library starts no process group")
+
+    monkeypatch.setattr(distributed, "init_process_group", refuse)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    corpus = kept_corpus((5, 4, 7))
+    launched: Any = sl.ShardLoader(sl.ShardDataset(corpus), batch_size=1)
+    given: Any = sl.ShardLoader(sl.ShardDataset(corpus, topology=topology(1, 3)), batch_size=1)
+    alone: Any = sl.ShardLoader(sl.ShardDataset(corpus, topology=topology(0, 1)), batch_size=1)
+    assert [next(iter(launched))["__world_size__"], launched.topology] == (
+        [4, topology(1, 4)] if "RANK" in environment else [5, topology(2, 5)]
+    )
+    assert [next(iter(given))["__world_size__"], given.topology] == [3, topology(1, 3)]
+    assert each_once((number for each in alone for number in each["__index__"].tolist()), 16)
+    assert not distributed.is_initialized()
 
 
 def test_a_topology_of_a_group_and_of_a_mesh(group):
