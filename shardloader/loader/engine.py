@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from shardloader.dataset.recipe import check_pickles
 from shardloader.distributed.environment import local_ranks
+from shardloader.loader.ring import Receiver, Ring
 from shardloader.loader.stream import BatchStream, StreamOptions
 
 if TYPE_CHECKING:
@@ -48,18 +49,24 @@ class Engine:
         self._meta = meta
         self._options = options
         self._made: tuple[BatchStream, DataLoader[Any]] | None = None
+        self._receiver: Receiver | None = None
 
     def batches(self, schedule: Schedule, *, epoch: int) -> Iterator[Any]:
         """This rank's batches of a schedule."""
         dealing = schedule.dealing
         stream, loader = self._make(dealing.batch_size, dealing.accumulate)
         stream.start_at(epoch=epoch, consumed=dealing.consumed, grid=schedule.order.grid)
-        in_this_process = self._num_workers == 0 and not self._options.get("pin_memory")
-        return iter(stream) if in_this_process else iter(loader)
+        if self._num_workers == 0 and not self._options.get("pin_memory"):
+            return iter(stream)
+        if self._num_workers and not (loader.persistent_workers and self._receiver):
+            # Blocks belong to the workers that make them: new workers, a new ring.
+            stream.ring = Ring.of(self._num_workers)
+            self._receiver = Receiver(stream.ring)
+        return iter(loader)
 
     def forget_workers(self) -> None:
         """Start new workers next time, also where they persist."""
-        self._made = None
+        self._made = self._receiver = None
 
     def _make(self, batch_size: int, accumulate: int) -> tuple[BatchStream, DataLoader[Any]]:
         if self._made is None:
@@ -74,6 +81,7 @@ class Engine:
                     decode_threads=_cores_of_this_rank()
                     if self._decode_threads is None
                     else self._decode_threads,
+                    in_flight=2 + (self._options.get("prefetch_factor") or 2),
                     collate_fn=self._collate_fn,
                     meta=self._meta,
                 )

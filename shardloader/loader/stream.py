@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from itertools import chain, starmap
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -18,7 +18,9 @@ from shardloader.dataset.batches import BatchMaker, row_blocks
 from shardloader.dataset.recipe import pickling_error
 from shardloader.dataset.samples import SampleReader
 from shardloader.errors import UsageError
+from shardloader.loader.parcel import Parcel
 from shardloader.loader.read_ahead import read_ahead
+from shardloader.loader.ring import Sender
 from shardloader.order.grid import Grid
 from shardloader.order.schedule import Schedule
 
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
 
     from shardloader.dataset.recipe import Collate, Recipe
     from shardloader.dataset.shard_dataset import ShardDataset
+    from shardloader.loader.ring import Ring
     from shardloader.order.topology import Topology
+
+BLOCKS_A_BATCH: Final = 4  # large pieces that a batch may have before blocks are made for once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,7 +40,8 @@ class StreamOptions:
     """What a stream needs to know besides its position.
 
     accumulate: steps of an optimiser step; is_grouped: whether batches carry `__group_valid__`;
-    decode_threads: threads that decode what is slow to decode, where there are no workers.
+    decode_threads: threads that decode what is slow to decode, where there are no workers;
+    in_flight: batches of a worker that are made or being read at a time.
     """
 
     recipe: Recipe
@@ -44,6 +50,7 @@ class StreamOptions:
     accumulate: int
     is_grouped: bool
     decode_threads: int
+    in_flight: int
     collate_fn: Collate | None
     meta: str
 
@@ -54,6 +61,8 @@ class BatchStream(IterableDataset[Any]):
     def __init__(self, options: StreamOptions) -> None:
         super().__init__()
         self._options = options
+        self.ring: Ring | None = None  # what batches cross in, where there are workers
+        self._sender: Sender | None = None
         # epoch, consumed, ranks, workers, batch
         self._position = torch.zeros(5, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._reader: SampleReader | None = None
@@ -98,16 +107,22 @@ class BatchStream(IterableDataset[Any]):
             is_worth_it=maker.is_slow,
             num_threads=options.decode_threads if info is None else 0,
         )
-        checked = info is None
-        for group, columns in read:
-            for batch in maker.join(group, columns):
-                if not checked:
-                    _check_travels(batch)
-                    checked = True
-                yield batch
+        batches = chain.from_iterable(starmap(maker.join, read))
+        return batches if info is None else self._packed(batches, info.id)
+
+    def _packed(self, batches: Iterator[Any], worker: int) -> Iterator[Any]:
+        """What crosses to the main process, and is a batch there."""
+        if self.ring is None:
+            raise AssertionError
+        if self._sender is None:
+            self._sender = Sender(self.ring, worker, most=BLOCKS_A_BATCH * self._options.in_flight)
+        for number, batch in enumerate(batches):
+            if number == 0:
+                _check_travels(batch)
+            yield Parcel(batch, self._sender, self.ring.token)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None}
+        return {**self.__dict__, "_reader": None, "_sender": None}
 
 
 def _check_travels(batch: Any) -> None:

@@ -9,6 +9,7 @@ import sys
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from torch.utils.data import get_worker_info
@@ -143,11 +144,64 @@ def test_a_killed_worker_is_an_error_and_no_hang():
         timeout=100,
         check=False,
     )
-    *told, last = done.stdout.splitlines()
+    *told, last, left_behind = done.stdout.splitlines()
+    assert left_behind == "left behind"
     assert told
     for line in told:
         assert re.search("RuntimeError DataLoader worker .* (killed by signal|exited)", line)
     assert last.startswith("StaleIteratorError an iterator that raised an error")
+
+
+def with_image(sample):
+    number = int(sample["__key__"])
+    return {"number": number, "image": np.full((50, 1000), number % 251, np.uint8)}
+
+
+def is_its_own(batch):
+    """Whether each image of a batch still is that of its sample."""
+    wanted = batch["number"][:, None, None] % 251
+    return bool((batch["image"] == wanted).all())
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_a_loop_that_keeps_every_batch_of_every_epoch_finds_each_unchanged(
+    start_method, persistent_workers
+):
+    """Also those of an epoch whose workers have ended, and of one that was broken off."""
+    loader = loader_of(
+        kept_corpus((40, 40)),
+        batch_size=2,
+        num_workers=2,
+        transform=with_image,
+        persistent_workers=persistent_workers,
+        multiprocessing_context=start_method,
+    )
+    kept = [*islice(loader, 5), *loader, *loader]
+    assert len(kept) == 85
+    assert all(map(is_its_own, kept))
+
+
+def test_batches_that_are_let_go_cost_no_more_memory_or_descriptors_from_epoch_to_epoch():
+    loader = loader_of(
+        kept_corpus((40, 40)),
+        batch_size=2,
+        num_workers=2,
+        transform=with_image,
+        persistent_workers=True,
+    )
+    for _ in range(3):  # a broken-off epoch leaves batches on their way
+        for _ in range(2):
+            list(islice(loader, 7))
+        labels = [batch["number"] for batch in loader]
+        gc.collect()
+        fds, _, _ = held()
+        assert len(labels) == 40
+    for _ in range(3):
+        list(islice(loader, 7))
+        labels += [batch["number"] for batch in loader]
+    gc.collect()
+    assert held()[0] <= fds + 4  # labels keep no block, and blocks are used again
 
 
 def held():

@@ -28,7 +28,7 @@ def test_results_come_with_their_tasks_and_in_order(num_threads, is_worth_it):
 
 
 def test_nothing_is_begun_before_the_first_result_is_asked_for():
-    begun = []
+    begun: list[int] = []
     done = read_ahead(iter(range(5)), begun.append, is_worth_it=always, num_threads=2)
     assert begun == []
     next(done)
