@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from shardloader.order.topology import Topology
     from shardloader.order.window import Shuffle
     from shardloader.planning.plan import Plan, plan
+    from shardloader.reading.decode import Jpeg, RawArray
     from shardloader.writing.writer import ShardWriter
 
 __all__ = [
@@ -51,10 +52,12 @@ __all__ = [
     "DecodeError",
     "Grid",
     "IndexFileError",
+    "Jpeg",
     "Manifest",
     "ManifestError",
     "MissingExtraError",
     "Plan",
+    "RawArray",
     "SampleError",
     "ShardDataset",
     "ShardError",
@@ -80,10 +83,12 @@ _HOMES = {
     "DecodeError": _ERRORS,
     "Grid": "shardloader.order.grid",
     "IndexFileError": _ERRORS,
+    "Jpeg": "shardloader.reading.decode",
     "Manifest": "shardloader.format.manifest",
     "ManifestError": _ERRORS,
     "MissingExtraError": _ERRORS,
     "Plan": "shardloader.planning.plan",
+    "RawArray": "shardloader.reading.decode",
     "SampleError": _ERRORS,
     "ShardDataset": "shardloader.dataset.shard_dataset",
     "ShardError": _ERRORS,

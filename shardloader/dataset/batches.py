@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from shardloader.reading.extents import Extents
 
 SAMPLES_TO_LOCATE: Final = 16_384  # at once: few lookups a shard, and little memory
+FIRST_TO_LOCATE: Final = 256
+BYTES_TO_LOCATE: Final = 1 << 26  # of fields, which the kernel then fetches ahead
 BYTES_TOGETHER: Final = 1 << 20  # of the fields of several small batches
 
 
@@ -131,6 +133,7 @@ class BatchMaker:
         self._meta = META[meta] if is_grouped else tuple(n for n in META[meta] if n != GROUP_VALID)
         self._world_size = world_size
         self._reads_ahead = reads_ahead
+        self._to_locate = FIRST_TO_LOCATE  # samples; the next time by their size
 
     def batches(self, block: RowBlock) -> Iterator[Any]:
         """The batches of a block's rows, each read when it is asked for, or a little before.
@@ -143,15 +146,15 @@ class BatchMaker:
     def groups(self, block: RowBlock) -> Iterator[RowGroup]:
         """The rows of a block, in groups that are read at once."""
         read, batch_size = block.read, block.read.shard.shape[1]
-        at_once = max(1, SAMPLES_TO_LOCATE // batch_size)
-        rows = block.rows()
-        for first in range(0, len(block.steps), at_once):
-            near = slice(first, first + at_once)
+        rows, first = block.rows(), 0
+        while first < len(block.steps):
+            near = slice(first, first + max(1, self._to_locate // batch_size))
             located = self._reader.locate(read.shard[near].ravel(), read.sample[near].ravel())
             together = 1 if located is None else self._rows_together(located, batch_size)
             for start in range(0, len(block.steps[near]), together):
                 group = list(islice(rows, together))
                 yield RowGroup(group, located, start * batch_size, batch_size)
+            first = near.stop
 
     def read(self, group: RowGroup) -> Columns | None:
         """Read and decode a group by columns; any thread may do it.
@@ -182,9 +185,11 @@ class BatchMaker:
 
     def _rows_together(self, located: Extents, batch_size: int) -> int:
         """How many small rows are read at once: a few calls more or less weigh there."""
+        sizes = (located.stops - located.starts).sum(axis=0)
+        mean = max(1, int(sizes.mean()))
+        self._to_locate = min(SAMPLES_TO_LOCATE, BYTES_TO_LOCATE // mean)
         if not self._reads_ahead or self._reader.is_slow(located.fields):
             return 1
-        sizes = (located.stops - located.starts).sum(axis=0)
         largest = int(sizes.reshape(-1, batch_size).sum(axis=1).max())
         return max(1, BYTES_TOGETHER // max(1, largest))
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shardloader.reading import decode
-from shardloader.reading.decode import OwnDecoder
+from shardloader.reading.decode import OwnDecoder, RawArray
 
 if TYPE_CHECKING:
     from shardloader.reading.decode import Decoder
@@ -38,18 +39,21 @@ Column = Callable[[Spans], Any]
 
 def column_of(decoder: Decoder) -> Column:
     """What reads a column of a decoder's fields: a list of values, or an array [samples, ...]."""
-    found = _COLUMNS.get(decoder)
-    if found is not None:
-        return found
     if isinstance(decoder, OwnDecoder):
         function = decoder.function
         return lambda spans: [function(b[i:j]) for b, i, j in zip(*spans, strict=True)]
+    if isinstance(decoder, RawArray):
+        return partial(_raw_arrays, decoder)
+    if decoder in _COLUMNS:
+        return _COLUMNS[decoder]
     return lambda spans: [decoder(memoryview(b)[i:j]) for b, i, j in zip(*spans, strict=True)]
 
 
 def is_quick(decoder: Decoder) -> bool:
     """Whether a decoder does little more than copying: what it takes is mostly Python's own."""
-    return decoder in _COLUMNS
+    if isinstance(decoder, OwnDecoder):  # which may have no hash
+        return False
+    return isinstance(decoder, RawArray) or decoder in _COLUMNS
 
 
 def _bytes(spans: Spans) -> list[bytes]:
@@ -81,8 +85,20 @@ def _arrays(spans: Spans) -> Any:
     skip, row_bytes = len(start.header), start.num_bytes
     if any(view[:skip] != start.header or len(view) < skip + row_bytes for view in views):
         return [decode.decode_npy(view) for view in views]
-    rows = bytearray().join([view[skip : skip + row_bytes] for view in views])
-    return np.frombuffer(rows, dtype=start.dtype).reshape(len(views), *start.shape)
+    return _stacked([view[skip : skip + row_bytes] for view in views], start.dtype, start.shape)
+
+
+def _raw_arrays(decoder: RawArray, spans: Spans) -> Any:
+    views = [memoryview(b)[i:j] for b, i, j in zip(*spans, strict=True)]
+    if {*map(len, views)} != {decoder.num_bytes}:
+        return [decoder(view) for view in views]
+    return _stacked(views, decoder.dtype, decoder.shape)
+
+
+def _stacked(rows: list[memoryview], dtype: Any, shape: tuple[int, ...]) -> Any:
+    """An array [rows, ...] of rows' bytes: one copy."""
+    joined = bytearray().join(rows)
+    return np.frombuffer(joined, dtype=dtype).reshape(len(rows), *shape)
 
 
 _COLUMNS: Mapping[Decoder, Column] = {

@@ -39,6 +39,7 @@ import msgspec
 import numpy as np
 
 from shardloader.errors import DecodeError, MissingExtraError, UsageError
+from shardloader.order.integers import checked
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -136,6 +137,10 @@ def _npy_start(header: bytes) -> NpyStart:
 
 def decode_jpeg(data: memoryview) -> Array:
     """Return a JPEG as uint8 RGB, (height, width, 3)."""
+    return _jpeg(data, 0, 0)
+
+
+def _jpeg(data: memoryview, min_height: int, min_width: int) -> Array:
     try:
         import simplejpeg
     except ImportError as error:
@@ -144,7 +149,82 @@ def decode_jpeg(data: memoryview) -> Array:
     _check_pixels(width, height)
     if colourspace in {"CMYK", "YCCK"}:  # print data; libjpeg-turbo does not convert it
         return np.array(_open_image(data, "JPEG").convert("RGB"))
-    return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB"))
+    if not (min_height or min_width):
+        return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB"))
+    pixels = simplejpeg.decode_jpeg(
+        data, colorspace="RGB", min_height=min_height, min_width=min_width
+    )
+    return np.asarray(pixels)
+
+
+@dataclass(frozen=True, slots=True)
+class Jpeg:
+    """A decoder of JPEGs at a reduced scale: `decode={"jpg": sl.Jpeg(min_size=(224, 224))}`.
+
+    min_size: the least height and width that are wanted, in pixels. libjpeg-turbo then decodes at
+    the smallest of its scales (eighths of the image) that has both, at less cost than the whole;
+    an image that is smaller comes as it is. Returns uint8 RGB, (height, width, 3). Raises
+    UsageError for a size below 1.
+    """
+
+    min_size: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        sizes = _sides("Jpeg(min_size=)", self.min_size, below=2**16)
+        if len(sizes) != 2:
+            raise UsageError(f"Jpeg(min_size=) is (height, width), and was {self.min_size!r}")
+        object.__setattr__(self, "min_size", sizes)
+
+    def __call__(self, data: memoryview) -> Array:
+        """The decoded image."""
+        return _jpeg(data, *self.min_size)
+
+
+@dataclass(frozen=True, slots=True)
+class RawArray:
+    """A decoder of bare numbers: `decode={"bin": sl.RawArray("uint16", (2048,))}`.
+
+    dtype, shape: of every field, in C order and, unless dtype says otherwise, little-endian.
+    Returns an array of them; a batch of such fields is filled with one copy a row. Raises
+    UsageError for a dtype of objects, or a shape without numbers.
+    """
+
+    dtype: Any
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        try:
+            dtype = np.dtype(self.dtype)
+        except TypeError as error:
+            raise UsageError(f"RawArray(dtype=) is a numpy dtype: {error}") from None
+        if isinstance(self.dtype, str) and self.dtype[:1] not in "<>=|":
+            dtype = dtype.newbyteorder("<")
+        shape = _sides("RawArray(shape=)", self.shape)
+        if dtype.hasobject or dtype.itemsize == 0:
+            raise UsageError(f"RawArray(dtype=) has numbers of a fixed size, and was {dtype}")
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "shape", shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """What every field has."""
+        return math.prod(self.shape) * int(self.dtype.itemsize)
+
+    def __call__(self, data: memoryview) -> Array:
+        """The array of one field, writable, with memory of its own."""
+        if len(data) != self.num_bytes:
+            raise ValueError(
+                f"{self.dtype} of the shape {self.shape} takes {self.num_bytes} bytes, and "
+                f"{len(data)} are there"
+            )
+        return np.frombuffer(data, dtype=self.dtype).reshape(self.shape).copy()
+
+
+def _sides(name: str, given: Any, *, below: int = 2**63) -> tuple[int, ...]:
+    """Sides of an image or an array, checked; raises UsageError."""
+    if not isinstance(given, tuple | list):
+        raise UsageError(f"{name} is a tuple of whole numbers, and was {given!r}")
+    return tuple(checked(name, side, least=1, below=below) for side in given)
 
 
 def decode_png(data: memoryview) -> Array:
@@ -332,10 +412,12 @@ def _decoder(field: str, given: object) -> Decoder:
         return decode_bytes
     if isinstance(given, str) and given in NAMED_DECODERS:
         return NAMED_DECODERS[given]
+    if isinstance(given, Jpeg | RawArray):
+        return given
     if callable(given):
         return OwnDecoder(given)
     raise UsageError(
-        f"the decoder of field {field!r} is a callable, None, or one of "
+        f"the decoder of field {field!r} is a callable, a Jpeg, a RawArray, None, or one of "
         f"{', '.join(NAMED_DECODERS)}; not {given!r}"
     )
 

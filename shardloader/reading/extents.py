@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardloader.format.index import SampleIndex
-    from shardloader.reading.shard import ShardPool
+    from shardloader.reading.shard import Shard, ShardPool
+
+LARGE_BYTES: Final = 1 << 16  # a sample that the kernel is told of by itself
 
 
 class Layout(NamedTuple):
@@ -81,6 +83,19 @@ def _members(index: SampleIndex, numbers: list[int]) -> list[NDArray[np.int64]] 
     return None if any((left > right).any() for left, right in pairwise(found)) else found
 
 
+def _announce(shard: Shard, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+    """Tell the kernel what will be read of a shard: large samples one by one, or the whole range.
+
+    A call costs about as much as reading a small sample.
+    """
+    first, last = starts.min(axis=0), stops.max(axis=0)
+    if (last - first).mean() < LARGE_BYTES:
+        shard.will_need_up_to(int(first.min()), int(last.max()))
+        return
+    for start, stop in zip(first.tolist(), last.tolist(), strict=True):
+        shard.will_need(start, stop)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Extents:
     """Where n samples lie.
@@ -104,7 +119,7 @@ def locate(
 ) -> Extents | None:
     """Where the samples lie, given by numbers of the shard and in it, int64 [n]; None as above.
 
-    Raises what opening a shard does.
+    The kernel is told that they will be read. Raises what opening a shard does.
     """
     order = np.argsort(shard, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(shard[order])) + 1)
@@ -129,6 +144,7 @@ def locate(
             begin = offsets[of]
             found.starts[at, rows] = begin
             found.stops[at, rows] = begin + sizes[of]
+        _announce(opened, found.starts[:, rows], found.stops[:, rows])
         found.keys[0, rows] = opened.index.key_starts[of]
         found.keys[1, rows] = opened.index.key_starts[of + 1]
     return found

@@ -47,6 +47,7 @@ class Shard:
         self._data: memoryview | None = data
         self._layouts: dict[frozenset[str] | None, Layout | None] = {}
         self._keys: str | None = None
+        self._told = 0  # up to where the kernel knows what will be read
 
     @classmethod
     def open(cls, path: str, index_path: str) -> Self:
@@ -111,6 +112,18 @@ class Shard:
         if isinstance(owner, (bytes, mmap.mmap)) and len(owner) == len(self._data):
             return owner
         return bytes(self._data)
+
+    def will_need(self, start: int, stop: int) -> None:
+        """Tell the kernel that these bytes will be read soon; it fetches them meanwhile."""
+        buffer = self.buffer
+        if isinstance(buffer, mmap.mmap) and start < stop:
+            first = start - start % mmap.PAGESIZE
+            buffer.madvise(mmap.MADV_WILLNEED, first, stop - first)
+
+    def will_need_up_to(self, start: int, stop: int) -> None:
+        """The same, without what was told before: readers move through a shard from its start."""
+        self.will_need(max(start, self._told), stop)
+        self._told = max(self._told, stop)
 
     @property
     def keys(self) -> str | None:

@@ -46,7 +46,7 @@ VALUES = {
     | JSON.map(lambda v: json.dumps(v).encode()),
     "cls": st.integers(-5, 500).map(lambda n: b"%d" % n) | st.sampled_from([b" 7\n", b"x", b"1_0"]),
     "npy": st.just(npy(np.arange(5, dtype="<u2"))) | ARRAYS.map(npy) | st.just(b"\x93NUMPY"),
-    "bin": st.binary(max_size=6),
+    "bin": st.binary(min_size=4, max_size=4) | st.binary(max_size=6),
     "own": st.binary(max_size=3),
     "__x__": st.just(b"the loader's own"),
 }
@@ -84,6 +84,13 @@ def own_decoder(data: bytes) -> int:
     if data == b"\0\0":
         raise KeyError("two zeros")
     return len(data)
+
+
+class Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, data: bytes) -> int:
+        return len(data)
 
 
 def transform(sample: Any, rng: Any) -> Any:
@@ -130,7 +137,14 @@ def plain(value: Any) -> Any:
 
 @given(
     of_shards=shards(),
-    decode=st.sampled_from([None, "default", {"own": own_decoder, "bin": "text"}]),
+    decode=st.sampled_from(
+        [
+            None,
+            "default",
+            {"own": own_decoder, "bin": "text"},
+            {"bin": sl.RawArray("uint16", (2,)), "own": Unhashable()},
+        ]
+    ),
     fields=st.sampled_from([None, ("txt",), ("json", "cls"), ("npy", "own"), ("bin", "absent")]),
     transformed=st.booleans(),
     collate_fn=st.sampled_from([None, keep_all]),

@@ -16,7 +16,14 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from shardloader.errors import DecodeError, MissingExtraError, UsageError
-from shardloader.reading.decode import DEFAULT_DECODERS, MAX_PIXELS, located, resolve
+from shardloader.reading.decode import (
+    DEFAULT_DECODERS,
+    MAX_PIXELS,
+    Jpeg,
+    RawArray,
+    located,
+    resolve,
+)
 
 DEFAULT = resolve("default")
 
@@ -309,3 +316,56 @@ def test_a_callers_decoder_gets_bytes_and_is_named_where_it_fails() -> None:
     assert table.decode("json", memoryview(b'{"a": 1}')) == {"a": 1}
     with pytest.raises(DecodeError, match=r"field 'cls' \(1 bytes\) its decode= raised ZeroDiv"):
         table.decode("cls", memoryview(b"7"))
+
+
+def a_jpeg(height: int, width: int) -> bytes:
+    return image_file(Image.new("RGB", (width, height), (200, 30, 60)), "JPEG")
+
+
+@pytest.mark.parametrize(
+    ("min_size", "shape"),
+    [
+        ((224, 224), (250, 375, 3)),  # 4/8: 3/8 would be 188 high
+        ((500, 750), (500, 750, 3)),
+        ((1, 1), (63, 94, 3)),  # 1/8, rounded up
+        ((2000, 10), (500, 750, 3)),  # an image that is smaller comes as it is
+        ((10, 300), (250, 375, 3)),
+    ],
+)
+def test_a_jpeg_is_decoded_at_the_smallest_scale_that_has_the_size(min_size, shape) -> None:
+    table = resolve({"jpg": Jpeg(min_size=min_size)})
+    pixels = table.decode("jpg", a_jpeg(500, 750))
+    assert (pixels.shape, pixels.dtype) == (shape, np.uint8)
+    assert abs(pixels.astype(int) - [200, 30, 60]).max() < 6
+
+
+@pytest.mark.parametrize("min_size", [224, (224,), (0, 224), (224, 224, 3), ("a", 1), None])
+def test_a_size_that_is_no_height_and_width_is_refused(min_size) -> None:
+    with pytest.raises(UsageError, match=r"^Jpeg\(min_size=\)"):
+        Jpeg(min_size=min_size)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", ">u2", np.int8, np.dtype("<f4"), "bool"])
+def test_bare_numbers_are_read_in_the_declared_dtype_and_shape(dtype) -> None:
+    array = np.arange(6).astype(dtype).reshape(2, 3)
+    decoder = RawArray(dtype, (2, 3))
+    got = resolve({"bin": decoder}).decode("bin", array.tobytes())
+    assert got.dtype == array.dtype
+    assert got.flags.writeable
+    assert (got == array).all()
+    assert pickle.loads(pickle.dumps(decoder)) == decoder
+
+
+def test_bare_numbers_of_another_length_are_bad_data() -> None:
+    table = resolve({"bin": RawArray("uint16", (2048,))})
+    with pytest.raises(DecodeError, match=r"takes 4096 bytes, and 4095 are there"):
+        table.decode("bin", bytes(4095))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("O", (2,)), ("S0", (2,)), ("nonsense", (2,)), ("u2", 5), ("u2", (0,)), ("u2", (2.0,))],
+)
+def test_a_declaration_that_makes_no_sense_is_refused(dtype, shape) -> None:
+    with pytest.raises(UsageError, match=r"^RawArray\((dtype|shape)=\)"):
+        RawArray(dtype, shape)

@@ -9,6 +9,7 @@ import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shardloader.errors import IndexFileError, ManifestError, UsageError
@@ -16,6 +17,7 @@ from shardloader.format.agreeing import seems_to_be_of
 from shardloader.format.index import SampleIndex
 from shardloader.format.tar_header import END_OF_ARCHIVE, member_header
 from shardloader.reading.catalog import Catalog, open_catalog
+from shardloader.reading.extents import LARGE_BYTES, locate
 from shardloader.reading.indexing import index_dataset
 from shardloader.reading.shard import Shard, ShardPool
 from shardloader.reading.store import map_file
@@ -241,3 +243,58 @@ def test_names_in_extension_headers_are_recognised(tmp_path, form):
     for number in range(len(names)):
         index = ShardPool(catalog)[number].index
         assert seems_to_be_of(index, map_file(catalog.shard_path(number)))
+
+
+def a_catalog(folder, *counts):
+    for number, count in enumerate(counts):
+        write_shard(folder / f"{number}.tar", count)
+    return open_catalog(folder)
+
+
+class Told:
+    """A shard that remembers what the kernel was told."""
+
+    def __init__(self, monkeypatch):
+        self.ranges: list[tuple[int, int]] = []
+        monkeypatch.setattr(Shard, "will_need", lambda _, start, stop: self.tell(start, stop))
+
+    def tell(self, start, stop):
+        if start < stop:
+            self.ranges.append((start, stop))
+
+
+def test_the_kernel_is_told_once_of_the_range_that_small_samples_lie_in(tmp_path, monkeypatch):
+    catalog = a_catalog(tmp_path, 40, 40)
+    told = Told(monkeypatch)
+    with ShardPool(catalog) as pool:
+        shards = np.array([1] * 5 + [0] * 3)
+        located = locate(pool, shards, np.array([9, 3, 4, 20, 7, 0, 1, 2]), None)
+        assert located is not None
+        for shard in (0, 1):
+            starts = located.starts[:, shards == shard]
+            stops = located.stops[:, shards == shard]
+            assert (int(starts.min()), int(stops.max())) in told.ranges
+        assert len(told.ranges) == 2
+        locate(pool, np.array([1, 1]), np.array([5, 8]), None)
+        assert len(told.ranges) == 2  # nothing new
+        locate(pool, np.array([1, 1]), np.array([5, 30]), None)
+        assert told.ranges[2][0] == told.ranges[1][1]
+
+
+def test_the_kernel_is_told_of_each_large_sample(tmp_path, monkeypatch):
+    write_shard(tmp_path / "shard-0000.tar", 30, size=LARGE_BYTES)
+    catalog = open_catalog(tmp_path)
+    told = Told(monkeypatch)
+    with ShardPool(catalog) as pool:
+        located = locate(pool, np.zeros(3, dtype=np.int64), np.array([20, 3, 9]), None)
+        assert located is not None
+        wanted = zip(located.starts.min(axis=0), located.stops.max(axis=0), strict=True)
+        assert told.ranges == list(wanted)
+
+
+def test_the_kernel_takes_what_it_is_told(tmp_path):
+    catalog = a_catalog(tmp_path, 40)
+    with ShardPool(catalog) as pool:
+        size = pool[0].index.shard_bytes
+        for start, stop in ((0, size), (5000, 5001), (size - 1, size), (7, 7)):
+            pool[0].will_need(start, stop)
