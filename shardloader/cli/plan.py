@@ -88,8 +88,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_topology(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--batch-size", type=int, metavar="N", help="samples a rank and step")
     group.add_argument(
-        "--batch-size", type=int, metavar="N", required=True, help="samples a rank and step"
+        "--accumulate", type=int, metavar="N", help="steps that make an optimiser step"
+    )
+    group.add_argument(
+        "--global-batch",
+        type=int,
+        metavar="N",
+        help="samples of an optimiser step over all ranks; --batch-size is then the most at once",
     )
     group.add_argument("--world-size", type=int, metavar="N", default=1, help="ranks (default: 1)")
     group.add_argument(
@@ -153,6 +160,8 @@ def run(options: argparse.Namespace) -> int:
         grid=_grid(options.grid),
         steps_per_epoch=options.steps_per_epoch,
         state=None if options.state is None else _state(options.state),
+        accumulate=options.accumulate,
+        global_batch=options.global_batch,
     )
     rows = None
     if options.steps is not None:
@@ -182,6 +191,8 @@ def _draw(options: argparse.Namespace, parts: tuple[Plan, ...], catalog: Catalog
 def _check(options: argparse.Namespace) -> None:
     if bool(options.source) == (options.counts is not None):
         raise UsageError("a plan is of a dataset SRC, or of --counts NxK: give one of them")
+    if options.batch_size is None and options.global_batch is None:
+        raise UsageError("a plan deals batches: give --batch-size N, or --global-batch N")
     if options.rank is not None and options.steps is None:
         raise UsageError("--rank says whose samples are listed: give --steps A:B with it")
     if options.shuffle is False and options.window is not None:

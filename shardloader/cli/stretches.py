@@ -79,6 +79,7 @@ def stretch_document(
             "world_size": dealing.world_size,
             "num_workers": plan.num_workers,
             "batch_size": dealing.batch_size,
+            "accumulate": dealing.accumulate,
             "even": dealing.even,
         },
         "first_step": first_step,
@@ -145,13 +146,15 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
     topology, first, steps = (document[name] for name in ("topology", "first_step", "steps"))
     step = topology["world_size"] * topology["batch_size"]
     which = f" ({first:,} to {first + steps - 1:,})" if steps else ""
+    group = topology["accumulate"]
+    grouped = f", {group} steps an optimiser step of {step * group:,}" if group > 1 else ""
     return [
         (
             "topology",
             (
                 f"{report.plural(topology['world_size'], 'rank')}, {topology['num_workers']} "
                 f"workers each, batch {topology['batch_size']:,} "
-                f"({report.plural(step, 'sample')} a step)"
+                f"({report.plural(step, 'sample')} a step{grouped})"
             ),
         ),
         ("steps", report.number(steps) + which),

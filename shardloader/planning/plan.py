@@ -15,6 +15,7 @@ import numpy as np
 from shardloader.errors import CheckpointError, UsageError
 from shardloader.format.manifest import Manifest
 from shardloader.order.audit import Tally, tally
+from shardloader.order.batching import Batching
 from shardloader.order.checkpoint import Checkpoint, starting_grid
 from shardloader.order.epoch import Order, sample_counts
 from shardloader.order.grid import Grid, default_grid
@@ -66,13 +67,14 @@ class PlanAudit:
 class Plan:
     """The rest of one epoch in one topology.
 
-    schedule: the arithmetic; checkpoint: the position it starts from; num_workers: DataLoader
-    workers a rank, 0 for none; names, sizes: the shards' names, and bytes as int64, None if the
-    plan was made from counts.
+    schedule: the arithmetic; checkpoint: the position it starts from; batching: what was asked for
+    of batches; num_workers: DataLoader workers a rank, 0 for none; names, sizes: the shards'
+    names, and bytes as int64, None if the plan was made from counts.
     """
 
     schedule: Schedule
     checkpoint: Checkpoint
+    batching: Batching
     num_workers: int
     names: tuple[str, ...] | None
     sizes: NDArray[np.int64] | None
@@ -144,10 +146,13 @@ class Plan:
                 f"{self.steps}: plan with the other topology instead"
             )
         step = checked("step", step, least=1, below=self.steps)
-        topology = _Topology.checked(
+        batching = self.batching
+        if batch_size is not None:
+            batching = replace(batching, batch_size=batch_size)
+        topology = _Topology.of(
             self.dealing.world_size if world_size is None else world_size,
             self.num_workers if num_workers is None else num_workers,
-            self.dealing.batch_size if batch_size is None else batch_size,
+            batching,
         )
         consumed = self.dealing.consumed_after(step)
         dealing = replace(
@@ -155,10 +160,13 @@ class Plan:
             consumed=consumed,
             world_size=topology.world_size,
             batch_size=topology.batch_size,
+            accumulate=topology.accumulate,
         )
+        checkpoint = self.checkpoint.at(epoch=self.checkpoint.epoch, consumed=consumed)
         return replace(
             self,
-            checkpoint=self.checkpoint.at(epoch=self.checkpoint.epoch, consumed=consumed),
+            checkpoint=replace(checkpoint, global_batch=topology.global_batch),
+            batching=batching,
             schedule=Schedule(self.schedule.order, dealing),
             num_workers=topology.num_workers,
         )
@@ -215,7 +223,7 @@ class Plan:
 def plan(
     source: str | PathLike[str] | Manifest | Sequence[Any] | ArrayLike,
     *,
-    batch_size: int,
+    batch_size: int | None = None,
     world_size: int = 1,
     num_workers: int = 0,
     epoch: int | None = None,
@@ -225,12 +233,15 @@ def plan(
     grid: Grid | None = None,
     steps_per_epoch: int | None = None,
     state: Mapping[str, Any] | None = None,
+    accumulate: int | None = None,
+    global_batch: int | None = None,
 ) -> Plan:
     """Plan an epoch, or what is left of it after a state.
 
     source: where the dataset lies, its Manifest, or samples a shard as integers. batch_size,
     world_size, num_workers: the topology, samples a rank and step, ranks, DataLoader workers a
-    rank. epoch, seed: 0 by default. shuffle, even, grid, steps_per_epoch: as for ShardDataset.
+    rank; accumulate, global_batch: as for ShardLoader, and then batch_size may follow from them.
+    epoch, seed: 0 by default. shuffle, even, grid, steps_per_epoch: as for ShardDataset.
     state: what ShardLoader.state_dict() returned, to go on from; its epoch, seed, shuffle and
     steps_per_epoch hold, and its grid where a loader would keep it.
 
@@ -239,7 +250,10 @@ def plan(
     """
     dataset = _dataset(source)
     digest = dataset.digest
-    topology = _Topology.checked(world_size, num_workers, batch_size)
+    if batch_size is None and global_batch is None:
+        raise UsageError("a plan deals batches: give batch_size=, or global_batch=")
+    batching = Batching(batch_size=batch_size, accumulate=accumulate, global_batch=global_batch)
+    topology = _Topology.of(world_size, num_workers, batching)
     shuffled = Shuffle.of(shuffle)
     window = shuffled.window if shuffled else None
     if state is None:
@@ -254,7 +268,8 @@ def plan(
     _check_ranks("grid=", checkpoint.grid.ranks)
     return Plan(
         schedule=_schedule(dataset.counts, checkpoint, topology, even),
-        checkpoint=checkpoint,
+        checkpoint=replace(checkpoint, global_batch=topology.global_batch),
+        batching=batching,
         num_workers=topology.num_workers,
         names=dataset.names,
         sizes=dataset.sizes,
@@ -295,22 +310,35 @@ def stretches(plan: Plan, changes: Sequence[Change]) -> tuple[Plan, ...]:
 
 
 class _Topology(NamedTuple):
-    """Ranks, DataLoader workers a rank, samples a rank and step."""
+    """Ranks, DataLoader workers a rank, samples a rank and step, steps an optimiser step.
+
+    is_grouped: whether steps are grouped to optimiser steps at all.
+    """
 
     world_size: int
     num_workers: int
     batch_size: int
+    accumulate: int
+    is_grouped: bool
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of an optimiser step over all ranks."""
+        return self.world_size * self.batch_size * self.accumulate
 
     @classmethod
-    def checked(cls, world_size: Any, num_workers: Any, batch_size: Any) -> _Topology:
+    def of(cls, world_size: Any, num_workers: Any, batching: Batching) -> _Topology:
         """A topology that a plan can be made of; raises UsageError for anything else."""
-        topology = cls(
-            world_size=checked("world_size", world_size, least=1),
+        world_size = checked("world_size", world_size, least=1)
+        _check_ranks("world_size=", world_size)
+        batch = batching.on(world_size)
+        return cls(
+            world_size=world_size,
             num_workers=checked("num_workers", num_workers, least=0, below=2**16),
-            batch_size=checked("batch_size", batch_size, least=1, below=2**31),
+            batch_size=batch.batch_size,
+            accumulate=batch.accumulate,
+            is_grouped=batching.is_grouped,
         )
-        _check_ranks("world_size=", topology.world_size)
-        return topology
 
 
 def _check_ranks(argument: str, ranks: int) -> None:
@@ -339,6 +367,7 @@ def _schedule(
         world_size=topology.world_size,
         batch_size=topology.batch_size,
         even=even,
+        accumulate=topology.accumulate,
     )
 
 
@@ -383,7 +412,12 @@ def _on_its_grid(
     wanted: Checkpoint, topology: _Topology, given: Grid | None, *, fresh: bool
 ) -> Checkpoint:
     """The checkpoint on the grid that a loader in this topology would go on with."""
-    present = default_grid(**topology._asdict(), shuffled=wanted.window is not None)
+    present = default_grid(
+        world_size=topology.world_size,
+        num_workers=topology.num_workers,
+        batch_size=topology.batch_size,
+        shuffled=wanted.window is not None,
+    )
     if fresh:
         return replace(wanted, grid=given or present)
     grid = starting_grid(
@@ -392,6 +426,7 @@ def _on_its_grid(
         given=given,
         consumed=wanted.consumed,
         steps_per_epoch=wanted.steps_per_epoch,
+        global_batch=topology.global_batch if topology.is_grouped else None,
     )
     return replace(wanted, grid=grid)
 

@@ -52,6 +52,7 @@ def test_each_stretch_has_figures_of_its_own(run):
             "world_size": part.dealing.world_size,
             "num_workers": part.num_workers,
             "batch_size": part.dealing.batch_size,
+            "accumulate": 1,
             "even": "pad",
         }
         for part in made

@@ -11,7 +11,7 @@ import pytest
 
 import shardloader as sl
 from shardloader.planning import plan as planning
-from tests.corpora import kept_corpus, loader_of, make_corpus
+from tests.corpora import kept_corpus, loader_of, loaders_of, make_corpus
 
 COUNTS = (5, 0, 4, 7)
 
@@ -158,3 +158,42 @@ def test_an_audit_that_would_take_for_ever_is_refused(monkeypatch):
     monkeypatch.setattr(planning, "SAMPLES_TO_AUDIT", 10)
     with pytest.raises(sl.UsageError, match="at most 10, and 16 are left"):
         sl.plan(COUNTS, batch_size=5).audit()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"world_size": 2, "global_batch": 8, "batch_size": 4}, {"world_size": 1}),
+        ({"world_size": 2, "global_batch": 8, "batch_size": 4}, {"world_size": 4}),
+        ({"world_size": 2, "batch_size": 2, "accumulate": 2}, {"world_size": 1, "accumulate": 4}),
+        ({"world_size": 1, "batch_size": 4}, {"world_size": 2, "accumulate": 1}),
+    ],
+)
+def test_a_plan_of_grouped_steps_goes_on_from_a_state_as_the_loader_does(before, after):
+    counts, options = (13, 9, 11), {**before, **after}
+    first = loaders_of(kept_corpus(counts), **before)
+    for loader in first:
+        list(loader)
+    state = first[0].state_dict()
+    resumed = loaders_of(kept_corpus(counts), **options)
+    made = sl.plan(counts, state={**state, "dataset": ""}, **options)
+    for rank, loader in enumerate(resumed):
+        loader.load_state_dict(state)
+        assert loader.state_dict()["grid"] == made.checkpoint.to_state()["grid"]
+        assert loader.global_batch == made.checkpoint.global_batch
+        for step, batch in enumerate(loader):
+            assert batch["__index__"].tolist() == made.batch(step, rank).index.tolist()
+
+
+def test_a_change_of_topology_keeps_the_global_batch():
+    made = sl.plan([100], global_batch=24, batch_size=4, world_size=3)
+    assert (made.dealing.batch_size, made.dealing.accumulate) == (4, 2)
+    changed = made.change(step=2, world_size=2)
+    assert (changed.dealing.batch_size, changed.dealing.accumulate) == (4, 3)
+    with pytest.raises(sl.UsageError, match="24 samples are no multiple of 5 ranks"):
+        made.change(step=2, world_size=5)
+
+
+def test_a_plan_without_a_batch_is_refused():
+    with pytest.raises(sl.UsageError, match="give batch_size=, or global_batch="):
+        sl.plan([100])
