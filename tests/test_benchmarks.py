@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks import planning, resume
+import re
+
+from benchmarks import flatness, planning, resume
 
 
 def test_planning_is_measured_for_every_window():
@@ -21,3 +23,12 @@ def test_a_resume_decodes_only_what_it_delivers():
     assert figures["decoded"] == figures["delivered"] == resume.BATCH
     assert figures["state_bytes"] < 1024
     assert len(figures["cold_seconds"]) == len(figures["resumed_seconds"]) == 1
+
+
+def test_the_cost_of_a_sample_is_told_for_each_number_of_shards(monkeypatch, capsys):
+    words = ["--shards", "2", "5", "--samples-a-shard", "10", "--rounds", "2"]
+    monkeypatch.setattr("sys.argv", ["flatness.py", *words])
+    flatness.main()
+    told = capsys.readouterr().out
+    assert re.findall(r"^ *([0-9]+) shards", told, re.MULTILINE) == ["2", "5"]
+    assert "most shards / fewest: " in told
