@@ -47,6 +47,7 @@ show: $(STAMP) ## the figures of the README: planning, state and resume, measure
 	$(BIN)/python benchmarks/resume.py
 	$(BIN)/python benchmarks/shuffle_quality.py
 	$(BIN)/python benchmarks/flatness.py
+	$(BIN)/python benchmarks/indexing.py
 
 clean: ## remove what these verbs made
 	rm -rf $(VENV) .venv-oldest .demo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from benchmarks import flatness, planning, resume
+from benchmarks import flatness, indexing, planning, resume
 
 
 def test_planning_is_measured_for_every_window():
@@ -32,3 +32,11 @@ def test_the_cost_of_a_sample_is_told_for_each_number_of_shards(monkeypatch, cap
     told = capsys.readouterr().out
     assert re.findall(r"^ *([0-9]+) shards", told, re.MULTILINE) == ["2", "5"]
     assert "most shards / fewest: " in told
+
+
+def test_indexing_is_measured_against_the_careful_parser():
+    figures = indexing.report(num_members=200, rounds=1)
+    kinds = ("plain, as written", "plain, as read", "webdataset, as written", "webdataset, as read")
+    for kind in kinds:
+        told = figures[kind]
+        assert told["ratio"] == told["by columns"] / told["carefully"] > 0

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from shardloader.errors import IndexFileError
 from shardloader.format.notices import Notice, Notices
+from shardloader.format.ordinary import index_columns
 from shardloader.format.samples import GroupedSample, group
 from shardloader.format.tar import scan
 from shardloader.format.tensors import read_tensors
@@ -93,8 +94,28 @@ class SampleIndex:
     ) -> tuple[Self, tuple[Notice, ...]]:
         """Index the tar archive in `buffer`; give what was odd in it as well.
 
-        `shard` names it in messages. Raises ShardError where the archive is damaged.
+        `shard` names it in messages. An ordinary archive is read a column at a time, any other
+        one a member at a time. Raises ShardError where the archive is damaged.
         """
+        found = index_columns(buffer)
+        if found is None:
+            return cls.build_carefully(buffer, shard=shard)
+        return cls(
+            shard_bytes=len(memoryview(buffer).cast("B")),
+            fields=found.fields,
+            sample_starts=found.sample_starts,
+            member_offsets=found.member_offsets,
+            member_sizes=found.member_sizes,
+            member_fields=found.member_fields,
+            key_starts=found.key_starts,
+            key_bytes=found.key_bytes,
+        ), ()
+
+    @classmethod
+    def build_carefully(
+        cls, buffer: bytes | bytearray | memoryview, *, shard: str
+    ) -> tuple[Self, tuple[Notice, ...]]:
+        """Do the same as `build`, one member at a time."""
         notices = Notices()
         members = scan(buffer, shard=shard, notices=notices)
         grouped = group(members, shard=shard, notices=notices)

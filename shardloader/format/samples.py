@@ -140,7 +140,7 @@ class _Grouping:
         self.fields.append((field, member.data_offset, member.size))
         if field not in self.known_fields:
             self.known_fields.add(field)
-            if _seems_to_hold_a_key(field):
+            if seems_to_hold_a_key(field):
                 self.notices.add(
                     "suspicious_dotted_key",
                     member.header_offset,
@@ -152,7 +152,7 @@ def _is_unsafe(key: str) -> bool:
     return key.startswith(("/", "../")) or "/../" in key or "\\" in key
 
 
-def _seems_to_hold_a_key(field: str) -> bool:
+def seems_to_hold_a_key(field: str) -> bool:
     """Whether what precedes the last dot looks like a key's rest, as in `1.5.jpg`."""
     stem, dot, _ = field.rpartition(".")
     return bool(dot) and (stem[:1].isdigit() or " " in stem)

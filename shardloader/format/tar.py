@@ -158,7 +158,8 @@ class _Overrides:
 
     @property
     def sparse(self) -> bool:
-        return any(keyword.startswith("GNU.sparse.") for keyword in (*self.pax, *self.everywhere))
+        keywords = (*self.pax, *self.everywhere)
+        return any(keyword.startswith(tar_fields.SPARSE_KEYWORDS) for keyword in keywords)
 
 
 class _Scanner:

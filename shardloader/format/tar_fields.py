@@ -9,6 +9,7 @@ Formats: POSIX.1-2001, pax; GNU tar's manual, "Basic Tar Format" (base-256 numbe
 from __future__ import annotations
 
 CHECKSUM = slice(148, 156)
+SPARSE_KEYWORDS = "GNU.sparse."
 
 
 class FieldError(ValueError):
@@ -77,6 +78,11 @@ def pax_records(data: bytes) -> dict[str, bytes]:
         records[keyword.decode("utf-8", "replace")] = value
         position = end
     return records
+
+
+def changes_a_member(keyword: str) -> bool:
+    """Whether a PAX record of this keyword says which member follows, or where its data lies."""
+    return keyword in {"path", "size"} or keyword.startswith(SPARSE_KEYWORDS)
 
 
 def pax_size(value: bytes) -> int:
