@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from shardloader.dataset.collate import collate, join_field
+from shardloader.dataset.collate import collate, join_field, stack
 from shardloader.dataset.recipe import GROUP_VALID, META
+from shardloader.dataset.samples import Columns
 from shardloader.errors import UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardloader.dataset.recipe import Collate
-    from shardloader.dataset.samples import Columns, SampleReader
+    from shardloader.dataset.samples import SampleReader
     from shardloader.order.schedule import Schedule, StepSamples
     from shardloader.reading.extents import Extents
 
@@ -135,6 +136,11 @@ class BatchMaker:
         self._reads_ahead = reads_ahead
         self._to_locate = FIRST_TO_LOCATE  # samples; the next time by their size
 
+    @property
+    def _joins_columns(self) -> bool:
+        """Whether nothing needs samples: columns are joined as they are."""
+        return self._collate is None and not self._reader.transforms
+
     def batches(self, block: RowBlock) -> Iterator[Any]:
         """The batches of a block's rows, each read when it is asked for, or a little before.
 
@@ -166,9 +172,15 @@ class BatchMaker:
         with_keys = "__key__" in self._meta or bool(self._collate) or self._reader.transforms
         stop = group.start + len(group.rows) * group.batch_size
         try:
-            return self._reader.read_columns(group.located, group.start, stop, with_keys=with_keys)
+            columns = self._reader.read_columns(
+                group.located, group.start, stop, with_keys=with_keys
+            )
         except Exception:  # noqa: BLE001 - whatever it is, it is raised again with its place
             return None
+        if not self._joins_columns:
+            return columns
+        # Here and not in `join`: copying images takes longer than all else that is left.
+        return Columns(columns.keys, {name: stack(each) for name, each in columns.fields.items()})
 
     def join(self, group: RowGroup, columns: Columns | None) -> Iterator[Any]:
         """The batches of a group that was read: transform and collate_fn are called here."""
@@ -218,7 +230,7 @@ class BatchMaker:
         keys = columns.keys[start:stop]
         fields = {name: values[start:stop] for name, values in columns.fields.items()}
         batch: Any
-        if self._collate is None and not self._reader.transforms:
+        if self._joins_columns:
             batch = {name: join_field(name, values) for name, values in fields.items()}
         else:
             batch = (self._collate or collate)(self._reader.transformed(row, keys, fields))

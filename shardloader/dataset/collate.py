@@ -74,6 +74,13 @@ def join_field(name: str, values: Any) -> Any:
     return values
 
 
+def stack(values: Any) -> Any:
+    """An array [samples, ...] of a list of arrays that are alike; anything else as it is."""
+    if not isinstance(values, list) or not values or set(map(type, values)) != {np.ndarray}:
+        return values
+    return np.stack(values) if len({(each.shape, each.dtype) for each in values}) == 1 else values
+
+
 def _all(values: list[Any], kinds: tuple[type, ...]) -> bool:
     return all(isinstance(value, kinds) for value in values)
 
