@@ -33,7 +33,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -69,12 +69,16 @@ def decode_text(data: memoryview) -> str:
     return str(data, "utf-8")
 
 
+fast_json: Final = msgspec.json.decode
+# What it raises where json.loads may not (NaN, lone surrogates), or says in the usual words.
+STRICTER: Final = (msgspec.MsgspecError, UnicodeError, ValueError, RecursionError)
+
+
 def decode_json(data: bytes | memoryview) -> Any:
     """Return the JSON value."""
     try:
-        return msgspec.json.decode(data)
-    except (msgspec.MsgspecError, UnicodeError, ValueError, RecursionError):
-        # What it is stricter in (NaN, lone surrogates), and what is wrong in the usual words.
+        return fast_json(data)
+    except STRICTER:
         return json.loads(str(data, "utf-8"))
 
 
