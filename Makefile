@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format oldest nightly show clean
+.PHONY: help setup demo test check format oldest nightly show bench clean
 
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,5 +49,8 @@ show: $(STAMP) ## the figures of the README: planning, state and resume, measure
 	$(BIN)/python benchmarks/flatness.py
 	$(BIN)/python benchmarks/indexing.py
 
+bench: $(STAMP) ## feed from every loader, side by side (SMALL=1: a quick look)
+	$(BIN)/python -m benchmarks.feeding $(if $(SMALL),--small)
+
 clean: ## remove what these verbs made
-	rm -rf $(VENV) .venv-oldest .demo
+	rm -rf $(VENV) .venv-oldest .demo benchmarks/.work benchmarks/.venv-peers
