@@ -9,6 +9,7 @@ from shardloader.cli import report
 from shardloader.cli.sources import HELP, add_index_dir, one_dataset
 from shardloader.errors import UsageError
 from shardloader.planning.audit import audit_logs
+from shardloader.planning.history import FAULTS
 from shardloader.reading.catalog import open_catalog
 
 if TYPE_CHECKING:
@@ -40,14 +41,6 @@ example:
 NUM_SHOWN = 10
 
 # Kinds of fault whose numbers are samples, and what is said of them.
-_OF_SAMPLES: Final = {
-    "missing": "never read",
-    "repeated": "read as valid more than once",
-    "unknown": "read that the dataset does not hold",
-    "out_of_place": "not where the plan has them",
-    "mask": "valid where the plan has a pad, or the other way round",
-}
-
 _UNCOMPARED: Final = "rows were not compared with it: name the dataset too, shardloader audit"
 
 
@@ -95,10 +88,10 @@ def _message(fault: Fault) -> str:
     """Say a fault in words."""
     numbers = fault.numbers
     if fault.kind == "nothing":
-        return "no rank received a batch"
+        return FAULTS[fault.kind]
     if fault.kind == "lost":
         samples = report.plural(int(numbers[0]), "sample")
-        return f"epoch {fault.epoch}: {samples} in no log, of steps that every rank has passed"
+        return f"epoch {fault.epoch}: {samples} {FAULTS[fault.kind]}"
     if fault.kind == "same_order":
         return f"epochs {numbers[0]} and {fault.epoch} were read in the same order"
     some = report.some(numbers[: report.SOME].tolist(), numbers.size)
@@ -110,7 +103,7 @@ def _message(fault: Fault) -> str:
         )
     where = ", in steps that were rolled back" if fault.is_superseded else ""
     samples = report.plural(numbers.size, "sample")
-    return f"epoch {fault.epoch}{where}: {samples} {_OF_SAMPLES[fault.kind]}: {some}"
+    return f"epoch {fault.epoch}{where}: {samples} {FAULTS[fault.kind]}: {some}"
 
 
 def _counted(numbers: NDArray[Any]) -> dict[str, Any]:

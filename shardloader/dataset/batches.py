@@ -1,8 +1,8 @@
 """Which rows does a worker read, and what does a batch look like?
 
 A worker w of W makes the steps w, w+W, ... of the rest of an epoch. Positions are evaluated many
-steps at a time; samples are read a batch at a time, no earlier than they are asked for, and field
-by field where all have the same ones.
+steps at a time. Samples are read field by field where all have the same ones, a batch at a time, or
+some small batches at once.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def rows(
 class BatchMaker:
     """Reads rows and joins them to batches.
 
-    is_grouped: whether batches carry `__group_valid__`; reads_ahead: whether several small batches
-    may be read at once, whose arrays then are views of one.
+    is_grouped: whether batches carry `__group_valid__`; reads_together: whether several small
+    batches may be read at once, whose arrays then are views of one.
     """
 
     def __init__(
@@ -127,13 +127,13 @@ class BatchMaker:
         meta: str,
         world_size: int,
         is_grouped: bool = False,
-        reads_ahead: bool = False,
+        reads_together: bool = False,
     ) -> None:
         self._reader = reader
         self._collate = collate_fn
         self._meta = META[meta] if is_grouped else tuple(n for n in META[meta] if n != GROUP_VALID)
         self._world_size = world_size
-        self._reads_ahead = reads_ahead
+        self._reads_together = reads_together
         self._to_locate = FIRST_TO_LOCATE  # samples; the next time by their size
 
     @property
@@ -152,15 +152,20 @@ class BatchMaker:
     def groups(self, block: RowBlock) -> Iterator[RowGroup]:
         """The rows of a block, in groups that are read at once."""
         read, batch_size = block.read, block.read.shard.shape[1]
-        rows, first = block.rows(), 0
-        while first < len(block.steps):
-            near = slice(first, first + max(1, self._to_locate // batch_size))
+        rows = block.rows()
+        num_whole = int(np.count_nonzero(read.size == batch_size))
+        first = 0
+        while first < num_whole:
+            stop = min(first + max(1, self._to_locate // batch_size), num_whole)
+            near = slice(first, stop)
             located = self._reader.locate(read.shard[near].ravel(), read.sample[near].ravel())
             together = 1 if located is None else self._rows_together(located, batch_size)
-            for start in range(0, len(block.steps[near]), together):
-                group = list(islice(rows, together))
+            for start in range(0, stop - first, together):
+                group = list(islice(rows, min(together, stop - first - start)))
                 yield RowGroup(group, located, start * batch_size, batch_size)
-            first = near.stop
+            first = stop
+        for row in rows:  # a shorter one, under "join"
+            yield RowGroup([row], self._reader.locate(row.shard, row.sample), 0, len(row.shard))
 
     def read(self, group: RowGroup) -> Columns | None:
         """Read and decode a group by columns; any thread may do it.
@@ -200,7 +205,7 @@ class BatchMaker:
         sizes = (located.stops - located.starts).sum(axis=0)
         mean = max(1, int(sizes.mean()))
         self._to_locate = min(SAMPLES_TO_LOCATE, BYTES_TO_LOCATE // mean)
-        if not self._reads_ahead or self._reader.is_slow(located.fields):
+        if not self._reads_together or self._reader.is_slow(located.fields):
             return 1
         largest = int(sizes.reshape(-1, batch_size).sum(axis=1).max())
         return max(1, BYTES_TOGETHER // max(1, largest))

@@ -176,4 +176,7 @@ def _keys(opened: dict[int, Shard], shards: list[int], first: list[int], last: l
 
 def _rows(values: Any) -> Any:
     """Each sample's value, with memory of its own."""
-    return [row.copy() for row in values] if isinstance(values, np.ndarray) else values
+    if not isinstance(values, np.ndarray):
+        return values
+    shape = values.shape[1:]
+    return [values[at : at + 1].reshape(shape).copy() for at in range(len(values))]

@@ -7,6 +7,7 @@ Slurm's steps (a script run by hand inside an allocation is no step: it has no n
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Final
 
 from shardloader.errors import TopologyError
@@ -49,9 +50,12 @@ def from_environment(
 def local_ranks(
     environment: Mapping[str, str] = os.environ,  # noqa: TID251 - this is the one module
 ) -> int:
-    """How many ranks share this node, as torchrun says; 1 where it doesn't."""
-    value = environment.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(value)) if value.isdecimal() else 1
+    """How many ranks share this node, as torchrun or Slurm's step says; 1 where neither does."""
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE"):
+        value = re.match(r"[0-9]+", environment.get(name, ""))  # Slurm's is such as "8(x2),4"
+        if value:
+            return max(1, int(value[0]))
+    return 1
 
 
 def _number(name: str, value: str) -> int:

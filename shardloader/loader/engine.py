@@ -62,7 +62,7 @@ class Engine:
             # Blocks belong to the workers that make them: new workers, a new ring.
             stream.ring = Ring.of(self._num_workers)
             self._receiver = Receiver(stream.ring)
-        return iter(loader)
+        return _holding(self._receiver, iter(loader))
 
     def forget_workers(self) -> None:
         """Start new workers next time, also where they persist."""
@@ -112,7 +112,9 @@ class Engine:
 
 def _cores_of_this_rank() -> int:
     """The cores that this process may use, shared with the other ranks of its node."""
-    return max(1, min(len(os.sched_getaffinity(0)) // local_ranks(), MOST_THREADS))
+    cores = len(os.sched_getaffinity(0))
+    is_bound = cores < (os.cpu_count() or 1)  # a launcher gave this rank cores of its own
+    return max(1, min(cores // (1 if is_bound else local_ranks()), MOST_THREADS))
 
 
 def _start_method(context: Any) -> str:
@@ -120,6 +122,12 @@ def _start_method(context: Any) -> str:
     if context is None or isinstance(context, str):
         context = multiprocessing.get_context(context)
     return str(context.get_start_method())
+
+
+def _holding(receiver: Receiver | None, batches: Iterator[Any]) -> Iterator[Any]:
+    """Batches, and what they arrive by as long as more may come."""
+    yield from batches
+    del receiver
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -49,7 +49,8 @@ def loss_scale(
     batches = [batch] if isinstance(batch, Mapping) else _listed(batch)
     world_size = _entry(batches, "__world_size__")
     if weight is None and not sync:
-        valid = batches[0].get(GROUP_VALID, _entry(batches, "__global_valid__"))
+        planned = sum(_entry([each], "__global_valid__") for each in batches)
+        valid = batches[0].get(GROUP_VALID, planned)
         return float(world_size) / float(valid) if valid else 0.0
     if weight is None:
         _check_whole_group(batches)
@@ -99,10 +100,10 @@ def _summed(weight: float | Tensor, world_size: int, group: Any) -> tuple[int, T
             )
         return 1, total
     ranks = distributed.get_world_size(group)
-    if ranks % world_size:
+    if ranks < 1 or ranks % world_size:  # -1 for a process outside the group
         raise UsageError(
             f"gradients are averaged over a group of the {world_size} data-parallel ranks, and "
-            f"this one has {ranks}: give group= that group"
+            f"this one has {max(ranks, 0)} that this process knows of: give group= that group"
         )
     total = total.to(_device(group, total))
     distributed.all_reduce(total, group=group)

@@ -10,6 +10,8 @@ A batch is unpickled as what it was packed from: nobody on the way has to know.
 
 from __future__ import annotations
 
+import pickle
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,15 +29,15 @@ LARGE_BYTES: Final = 32_768  # from here on a piece gets a block
 
 
 class Parcel:
-    """A packed batch; pickled, it comes out as the batch."""
+    """A packed batch; pickled, it comes out as the batch. Raises what pickling raises."""
 
     def __init__(self, batch: Any, sender: Sender, token: str) -> None:
         self._sender = sender
         self._token = token
-        self._packed = self._pack(batch)
+        self._data = bytes(ForkingPickler.dumps(self._pack(batch)))
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _unpacked, (self._packed, self._token)
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes, str]]:
+        return _arrived, (self._data, self._token)
 
     def _pack(self, value: Any) -> Any:
         kind = type(value)
@@ -164,6 +166,10 @@ class _Strings(_Piece):
         if is_text:
             return [data[start:stop].decode() for start, stop in spans]
         return [data[start:stop] for start, stop in spans]
+
+
+def _arrived(data: bytes, token: str) -> Any:
+    return _unpacked(pickle.loads(data), token)  # noqa: S301 - of a process of our own
 
 
 def _unpacked(packed: Any, token: str) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardloader.dataset.batches import rows
 from shardloader.distributed.rendezvous import can_meet, meet
-from shardloader.errors import ShardLoaderError, UsageError
+from shardloader.errors import ShardLoaderError
 from shardloader.order.agreement import FIELDS, verdict
 from shardloader.order.checkpoint import starting_grid
 from shardloader.order.grid import default_grid
@@ -67,14 +67,7 @@ class Progress:
     @property
     def batch(self) -> Batch:
         """Samples a rank and step, and steps an optimiser step, in this topology."""
-        batch = self.batching.on(self.topology.world_size)
-        if batch.accumulate > 1 and self._options.even == "join":
-            raise UsageError(
-                'under even="join" a rank may have no last step, and its share of the group would '
-                f"be lost with it: with {batch.accumulate} steps an optimiser step use "
-                'even="pad" or "drop"'
-            )
-        return batch
+        return self.batching.on(self.topology.world_size)
 
     @property
     def step_size(self) -> int:
@@ -249,6 +242,14 @@ class Progress:
                 "the global batch changes from %d to %d samples: every sample is still read once, "
                 "but the optimisation problem is another",
                 was,
+                self.global_batch,
+            )
+        within = loaded.consumed % self.global_batch
+        if self.batching.is_grouped and within:
+            log.warning(
+                "the state lies within an optimiser step, %d of its %d samples consumed: gradients "
+                "that were added up before it are not part of it; save after optimiser steps",
+                within,
                 self.global_batch,
             )
         if given not in {None, self._grid_at(loaded.consumed)}:

@@ -96,7 +96,7 @@ class BatchStream(IterableDataset[Any]):
             meta=options.meta,
             world_size=options.topology.world_size,
             is_grouped=options.is_grouped,
-            reads_ahead=info is None,
+            reads_together=info is None,
         )
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
         blocks = row_blocks(schedule, options.topology.rank, worker=worker, num_workers=num_workers)
@@ -116,29 +116,28 @@ class BatchStream(IterableDataset[Any]):
             raise AssertionError
         if self._sender is None:
             self._sender = Sender(self.ring, worker, most=BLOCKS_A_BATCH * self._options.in_flight)
-        for number, batch in enumerate(batches):
-            if number == 0:
-                _check_travels(batch)
-            yield Parcel(batch, self._sender, self.ring.token)
+        for batch in batches:
+            yield _parcel(batch, self._sender, self.ring.token)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None, "_sender": None}
 
 
-def _check_travels(batch: Any) -> None:
-    """Refuse what can't cross from a worker: torch would print a traceback and wait for ever.
+def _parcel(batch: Any, sender: Sender, token: str) -> Parcel:
+    """The batch, packed here: what can't be pickled later, in a thread, is waited for for ever.
 
-    Looks at the first batch of a worker; tensors cross another way. Raises UsageError.
+    Raises UsageError that names the entry which can't cross.
     """
-    entries = batch.items() if isinstance(batch, Mapping) else [("batch", batch)]
-    for name, value in entries:
-        error = None if isinstance(value, torch.Tensor) else pickling_error(value)
-        if error is not None:
-            raise UsageError(
-                f"a batch crosses from its worker by pickle, and its {name!r} can't be pickled "
-                f"({error}): return plain values from transform= or collate_fn=, or use "
-                "num_workers=0"
-            ) from error
+    try:
+        return Parcel(batch, sender, token)
+    except Exception as error:
+        entries = batch.items() if isinstance(batch, Mapping) else [("batch", batch)]
+        bad = [name for name, value in entries if pickling_error(value) is not None]
+        raise UsageError(
+            f"a batch crosses from its worker by pickle, and its {', '.join(map(repr, bad))} can't "
+            f"be pickled ({error}): return plain values from transform= or collate_fn=, or use "
+            "num_workers=0"
+        ) from error
 
 
 class LoaderDataset(IterableDataset[Any]):

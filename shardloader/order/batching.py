@@ -7,6 +7,7 @@ accumulate` samples. `Batching` is what was asked for, of which some may be left
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -65,8 +66,14 @@ def _shared_out(asked: Batching, global_batch: int, world_size: int) -> Batch:
         )
     most = asked.batch_size or a_rank
     if asked.accumulate is None:
-        accumulate = next(n for n in range(-(-a_rank // most), a_rank + 1) if a_rank % n == 0)
-        return Batch(batch_size=a_rank // accumulate, accumulate=accumulate)
+        batch_size = max(each for each in _divisors(a_rank) if each <= most)
+        if 2 * batch_size < min(most, a_rank):
+            raise UsageError(
+                f"global_batch={global_batch} on {world_size} ranks is {a_rank} samples a rank, "
+                f"which in batches of at most {most} divide only into {a_rank // batch_size} of "
+                f"{batch_size}: {_neighbours(global_batch, world_size * most)}, or give accumulate="
+            )
+        return Batch(batch_size=batch_size, accumulate=a_rank // batch_size)
     batch_size, left = divmod(a_rank, asked.accumulate)
     if left:
         raise UsageError(
@@ -81,6 +88,11 @@ def _shared_out(asked: Batching, global_batch: int, world_size: int) -> Batch:
             "the three out"
         )
     return Batch(batch_size=batch_size, accumulate=asked.accumulate)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return [*small, *(number // each for each in small)]
 
 
 def _neighbours(number: int, divisor: int) -> str:

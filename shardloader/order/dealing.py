@@ -84,6 +84,12 @@ class Dealing:
             value = checked(name, getattr(self, name), least=least, below=below)
             object.__setattr__(self, name, value)
         checked_even(self.even)
+        if self.accumulate > 1 and self.even == "join":
+            raise UsageError(
+                'under even="join" a rank may have no last step, and its share of the group would '
+                f"be lost with it: with {self.accumulate} steps an optimiser step use "
+                'even="pad" or "drop"'
+            )
         if self.consumed > self.length:
             raise UsageError(
                 f"an epoch of {self.length} positions can't have {self.consumed} consumed: the "

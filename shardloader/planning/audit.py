@@ -20,10 +20,10 @@ from shardloader.format.manifest import Manifest
 from shardloader.order.audit import tally
 from shardloader.order.grid import Lanes
 from shardloader.planning.attempts import Attempts
+from shardloader.planning.excused import Ranges, left_out, skipped
 from shardloader.planning.history import EpochAudit, Fault, History
 from shardloader.planning.placement import compared
 from shardloader.planning.sample_log import LogReader
-from shardloader.planning.stretches import Stretches, left_out, skipped
 from shardloader.reading.catalog import open_catalog
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _epochs(
     excused = [(first_pass * num_samples, begin), *jumps, *left_out(logged, attempts, rows)]
     if is_endless:
         excused.append((reached, (last_pass + 1) * num_samples))
-    may_lack, jumped = Stretches(excused), Stretches(jumps)
+    may_lack, jumped = Ranges(excused), Ranges(jumps)
     wrong = _Wrong(logged, placement, rows)
     for number in range(first_pass, last_pass + 1):
         start, stop = number * num_samples, (number + 1) * num_samples

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 BITS_TO_COMPARE = 60  # two orders that could be any of 2**60 are alike by no chance
 
-# What can be wrong with a history.
+# What can be wrong with a history: of samples, and of what else a fault may count.
 FAULTS: Final = {
-    "missing": "samples that were never read",
-    "lost": "samples of steps that every rank has passed, and that are in no log",
-    "repeated": "samples that were read as valid more than once",
-    "unknown": "samples that were read and the dataset does not hold",
-    "out_of_place": "samples that are not where the plan has them",
-    "mask": "samples that are valid where the plan has a pad, or the other way round",
-    "same_order": "an epoch in the order of an earlier one",
-    "no_log": "ranks that left no file in a launch whose other ranks did",
+    "missing": "never read",
+    "repeated": "read as valid more than once",
+    "unknown": "read that the dataset does not hold",
+    "out_of_place": "not where the plan has them",
+    "mask": "valid where the plan has a pad, or the other way round",
+    "lost": "in no log, of steps that every rank has passed",
+    "same_order": "read in the order of an earlier epoch",
+    "no_log": "left no file in a launch whose other ranks did",
     "nothing": "no rank received a batch",
 }
 

@@ -40,7 +40,8 @@ class PlannedBatch:
     """One rank's part of one step: arrays [size], size being batch_size but under "join".
 
     index: the samples' numbers in the dataset, int64; shard, sample: number of the shard and
-    within it, int64; valid: bool; global_valid: valid samples over all ranks.
+    within it, int64; valid: bool; global_valid, group_valid: valid samples over all ranks, of the
+    step and of the group of steps that make an optimiser step.
     """
 
     index: NDArray[np.int64]
@@ -48,6 +49,7 @@ class PlannedBatch:
     sample: NDArray[np.int64]
     valid: NDArray[np.bool_]
     global_valid: int
+    group_valid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -188,6 +190,7 @@ class Plan:
             sample=read.sample[0, :size],
             valid=read.valid[0, :size],
             global_valid=int(read.global_valid[0]),
+            group_valid=int(read.group_valid[0]),
         )
 
     def audit(self) -> PlanAudit:

@@ -12,7 +12,7 @@ from torch import distributed
 from torch.multiprocessing.spawn import spawn
 
 import shardloader as sl
-from shardloader.distributed.environment import from_environment
+from shardloader.distributed.environment import from_environment, local_ranks
 from shardloader.distributed.resolve import resolve_topology
 from tests.corpora import each_once, kept_corpus
 from tests.distributed.spawned import rank_reads
@@ -180,3 +180,18 @@ def test_a_spawned_rank_has_its_own_topology_and_its_workers_have_its(tmp_path, 
     found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
     assert [(each["rank"], each["world_size"]) for each in found] == [(0, 2), (1, 2)]
     assert each_once((number for each in found for number in each["numbers"]), 16)
+
+
+@pytest.mark.parametrize(
+    ("environment", "ranks"),
+    [
+        ({}, 1),
+        ({"LOCAL_WORLD_SIZE": "8"}, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}, 4),
+        ({"LOCAL_WORLD_SIZE": "2", "SLURM_STEP_TASKS_PER_NODE": "1"}, 2),
+        ({"LOCAL_WORLD_SIZE": "many"}, 1),
+        ({"LOCAL_WORLD_SIZE": "0"}, 1),
+    ],
+)
+def test_the_ranks_of_a_node_are_what_its_launcher_says(environment, ranks):
+    assert local_ranks(environment) == ranks

@@ -179,3 +179,13 @@ def test_a_batch_of_a_group_alone_is_refused_where_the_group_is_to_be_counted():
         sl.loss_scale(batches[0], sync=True)
     assert sl.loss_scale(batches[:2], sync=True) == 1 / 4
     assert sl.loss_scale(batches[4], sync=True) == 1 / 2  # a group of one step
+
+
+@pytest.mark.parametrize(("skipped", "is_told"), [(2, False), (3, True)])
+def test_a_state_taken_within_an_optimiser_step_is_told(caplog, skipped, is_told):
+    options = {"batch_size": 2, "accumulate": 2}
+    loader = loader_of(kept_corpus((64,)), **options)
+    loader.skip(skipped)
+    resumed = loader_of(kept_corpus((64,)), **options)
+    resumed.load_state_dict(loader.state_dict())
+    assert ("within an optimiser step, 2 of its 4 samples consumed" in caplog.text) == is_told

@@ -22,6 +22,12 @@ def test_by_default_it_is_world_size_over_the_planned_number():
     assert sl.loss_scale(BATCH | {"__global_valid__": 0}) == 0.0
 
 
+def test_a_list_of_batches_weighs_as_all_of_them_together():
+    assert sl.loss_scale([BATCH, BATCH]) == 1 / 6
+    grouped = BATCH | {"__group_valid__": 5}
+    assert sl.loss_scale([grouped, grouped]) == 1 / 5
+
+
 def test_alone_a_rank_counts_without_a_process_group():
     assert sl.loss_scale(BATCH, sync=True) == 1 / 2
     assert sl.loss_scale(BATCH, weight=5) == 1 / 5

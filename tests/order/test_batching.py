@@ -60,6 +60,11 @@ def test_a_global_batch_in_so_many_steps_gives_the_batch():
             8,
             r"in accumulate=2 steps is 6 samples a batch, more than batch_size=4",
         ),
+        (
+            {"global_batch": 1016, "batch_size": 32},
+            8,
+            r"127 samples a rank, .* at most 32 divide only into 127 of 1: take 768 or 1024, or",
+        ),
     ],
 )
 def test_what_does_not_divide_is_told_with_the_nearest_that_does(asked, world_size, says):

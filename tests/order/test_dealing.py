@@ -205,7 +205,7 @@ def test_steps_and_ranks_that_the_dealing_does_not_have_are_refused(steps):
         dealing.slots(np.array([0]), 2)
 
 
-@pytest.mark.parametrize("even", ["pad", "drop", "join"])
+@pytest.mark.parametrize("even", ["pad", "drop"])
 @pytest.mark.parametrize("accumulate", [1, 2, 3, 50])
 @pytest.mark.parametrize("consumed", [0, 4, 6, 12, 25])
 def test_a_group_holds_what_its_steps_hold_counted_from_the_epochs_start(
@@ -218,3 +218,9 @@ def test_a_group_holds_what_its_steps_hold_counted_from_the_epochs_start(
     wanted = [int(valid[groups == group].sum()) for group in groups]
     assert dealing.group_valid(steps).tolist() == wanted
     assert dealing.group_valid(steps[::-1]).tolist() == wanted[::-1]
+
+
+def test_groups_of_several_steps_are_refused_under_join():
+    with pytest.raises(UsageError, match=r'its share of the group .* use even="pad" or "drop"'):
+        a_dealing(even="join", accumulate=2)
+    assert a_dealing(even="join", accumulate=1).num_steps == 8

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardloader as sl
-from shardloader.dataset import samples
+from shardloader.dataset import batches, samples
 from shardloader.reading.decode import decode_json
-from tests.corpora import dataset_of, kept_corpus
+from tests.corpora import dataset_of, each_once, kept_corpus, loader_of, valid_of
 from tests.shards import tar_bytes
 
 
@@ -45,7 +45,9 @@ VALUES = {
     "json": st.integers(-5, 5).map(lambda n: b"%d" % n)
     | JSON.map(lambda v: json.dumps(v).encode()),
     "cls": st.integers(-5, 500).map(lambda n: b"%d" % n) | st.sampled_from([b" 7\n", b"x", b"1_0"]),
-    "npy": st.just(npy(np.arange(5, dtype="<u2"))) | ARRAYS.map(npy) | st.just(b"\x93NUMPY"),
+    "npy": st.sampled_from([npy(np.arange(5, dtype="<u2")), npy(np.array(7, ">i2"))])
+    | ARRAYS.map(npy)
+    | st.just(b"\x93NUMPY"),
     "bin": st.binary(min_size=4, max_size=4) | st.binary(max_size=6),
     "own": st.binary(max_size=3),
     "__x__": st.just(b"the loader's own"),
@@ -104,6 +106,17 @@ def keep_all(of_batch: list[Any]) -> dict[str, Any]:
 
 
 @contextmanager
+def limits(first: int, samples_at_once: int, bytes_at_once: int, together: int):
+    """How much is looked up, and read, at once; else tiny corpora fit in the first of all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "FIRST_TO_LOCATE", first)
+        patch.setattr(batches, "SAMPLES_TO_LOCATE", samples_at_once)
+        patch.setattr(batches, "BYTES_TO_LOCATE", bytes_at_once)
+        patch.setattr(batches, "BYTES_TOGETHER", together)
+        yield
+
+
+@contextmanager
 def one_by_one():
     """Reading without columns."""
     with pytest.MonkeyPatch.context() as patch:
@@ -151,20 +164,26 @@ def plain(value: Any) -> Any:
     meta=st.sampled_from(["all", "mask", "none"]),
     batch_size=st.integers(1, 4),
     window=st.sampled_from([False, 1, 100]),
+    even=st.sampled_from(["pad", "join"]),
+    at_once=st.tuples(
+        st.integers(1, 9), st.integers(1, 9), st.integers(1, 200), st.integers(1, 100)
+    ),
 )
 def test_columns_are_what_samples_are(
-    of_shards, decode, fields, transformed, collate_fn, meta, batch_size, window
+    of_shards, decode, fields, transformed, collate_fn, meta, batch_size, window, even, at_once
 ):
     options = {
         "decode": decode,
         "fields": fields,
         "transform": transform if transformed else None,
         "shuffle": window and sl.Shuffle(window=window),
+        "even": even,
     }
     loader_options = {"collate_fn": collate_fn, "meta": meta, "batch_size": batch_size}
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), of_shards)
-        by_columns = outcome(Path(folder), loader_options, options)
+        with limits(*at_once):
+            by_columns = outcome(Path(folder), loader_options, options)
         with one_by_one():
             assert outcome(Path(folder), loader_options, options) == by_columns
 
@@ -196,3 +215,24 @@ def test_samples_with_the_same_fields_are_read_by_columns(monkeypatch, options):
     loader: Any = sl.ShardLoader(dataset_of(kept_corpus((9, 8)), **options), batch_size=2)
     assert len(list(loader)) == 9
     assert called == []
+
+
+@pytest.mark.parametrize("batch_size", [3, 4, 7, 48])
+@pytest.mark.parametrize("together", [1, 100, 1000, 5000])
+def test_a_batch_holds_the_samples_that_it_says(batch_size, together):
+    """Also where what is read at once is no whole part of what is looked up at once."""
+    loader = loader_of(kept_corpus((90, 0, 117)), batch_size=batch_size)
+    with limits(16, 50, 2000, together):
+        assert each_once(valid_of(loader), 207)
+        assert [len(each["txt"]) for each in loader] == [batch_size] * len(loader)
+
+
+def test_under_join_nothing_is_decoded_that_is_not_delivered():
+    decoded = []
+
+    def decode(data: bytes) -> int:
+        decoded.append(data)
+        return 0
+
+    loader = loader_of(kept_corpus((10,)), batch_size=4, even="join", decode={"txt": decode})
+    assert sum(len(batch["__key__"]) for batch in loader) == len(decoded) == 10

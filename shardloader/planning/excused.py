@@ -1,6 +1,6 @@
 """Which positions need not have been read?
 
-Stretches of virtual positions: those before the first log, those that training skipped, and those
+Ranges of virtual positions: those before the first log, those that training skipped, and those
 that the end of an epoch left out.
 """
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from shardloader.planning.sample_log import Logged, Start
 
 
-class Stretches:
-    """A set of positions, given as half-open stretches that may overlap.
+class Ranges:
+    """A set of positions, given as half-open ranges that may overlap.
 
-    >>> stretches = Stretches([(4, 8), (0, 2), (6, 10)])
-    >>> stretches.within(0, 100), stretches.within(1, 7)
+    >>> ranges = Ranges([(4, 8), (0, 2), (6, 10)])
+    >>> ranges.within(0, 100), ranges.within(1, 7)
     (8, 4)
     """
 
-    def __init__(self, stretches: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
         self._merged: list[tuple[int, int]] = []
-        for start, stop in sorted(stretches):
+        for start, stop in sorted(ranges):
             if self._merged and start <= self._merged[-1][1]:
                 first, last = self._merged[-1]
                 self._merged[-1] = (first, max(last, stop))
