@@ -74,6 +74,12 @@ def join_field(name: str, values: Any) -> Any:
     return values
 
 
+def rows_of(array: np.ndarray[Any, Any]) -> list[Any]:
+    """The rows of an array as arrays, also where a row is a single number."""
+    shape = array.shape[1:]
+    return [array[at : at + 1].reshape(shape) for at in range(len(array))]
+
+
 def stack(values: Any) -> Any:
     """An array [samples, ...] of a list of arrays that are alike; anything else as it is."""
     if not isinstance(values, list) or not values or set(map(type, values)) != {np.ndarray}:
@@ -109,7 +115,7 @@ def _stacked(name: str, arrays: list[np.ndarray[Any, Any]]) -> Any:
 def _as_tensor(array: np.ndarray[Any, Any]) -> Any:
     """A tensor of a batch's array; rows, if torch knows no such dtype."""
     if array.dtype.kind in UNKNOWN_TO_TORCH:
-        return list(array)
+        return rows_of(array)
     # torch knows this machine's byte order alone; a .npy file may come from another's
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 

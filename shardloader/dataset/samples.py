@@ -5,16 +5,18 @@ Here the place of a fault is known, so here it is named: shard, key, field and o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from shardloader.dataset.collate import rows_of
 from shardloader.dataset.transform import Transformer
 from shardloader.errors import DecodeError, SampleError, ShardLoaderError
 from shardloader.reading.columns import Spans, column_of, is_quick
 from shardloader.reading.decode import located
 from shardloader.reading.extents import locate
 from shardloader.reading.shard import ShardPool
+from shardloader.reading.store import files_to_keep_open
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from shardloader.reading.columns import Column
     from shardloader.reading.extents import Extents
     from shardloader.reading.shard import Shard
+
+
+SHARE_OF_A_THREAD: Final = 8  # of the files that may be open: an eighth for each that reads
 
 
 class Columns(NamedTuple):
@@ -43,6 +48,7 @@ class SampleReader:
 
     def __init__(self, recipe: Recipe) -> None:
         self._pool = ShardPool(recipe.catalog)
+        self._shards_at_once = max(2, files_to_keep_open() // SHARE_OF_A_THREAD)
         options = recipe.options
         self._wanted = options.fields
         self._decode = options.decode.decode
@@ -90,7 +96,10 @@ class SampleReader:
         Raises anything for a sample that is bad: reading one by one tells which.
         """
         shards = extents.shard[start:stop].tolist()
-        opened = {number: self._pool[number] for number in set(shards)}
+        distinct = set(shards)
+        if len(distinct) > self._shards_at_once:
+            return self._read_shard_by_shard(extents, start, stop, with_keys=with_keys)
+        opened = {number: self._pool[number] for number in distinct}
         buffer_of = {number: shard.buffer for number, shard in opened.items()}
         buffers = [buffer_of[number] for number in shards]
         columns = {}
@@ -101,6 +110,33 @@ class SampleReader:
             return Columns([], columns)
         first, last = extents.keys[:, start:stop].tolist()
         return Columns(_keys(opened, shards, first, last), columns)
+
+    def _read_shard_by_shard(
+        self, extents: Extents, start: int, stop: int, *, with_keys: bool
+    ) -> Columns:
+        """The same from many shards: threads that each hold all of theirs would be too many files.
+
+        The bytes are copied out of one shard after another, and decoded then.
+        """
+        shard = extents.shard[start:stop]
+        data = np.empty((len(extents.fields), stop - start), dtype=object)
+        keys = np.empty(stop - start if with_keys else 0, dtype=object)
+        for number in np.unique(shard).tolist():
+            opened = self._pool[number]
+            rows = np.flatnonzero(shard == number)
+            for at in range(len(extents.fields)):
+                begin = extents.starts[at, start + rows].tolist()
+                end = extents.stops[at, start + rows].tolist()
+                for row, first, last in zip(rows, begin, end, strict=True):
+                    data[at, row] = opened.buffer[first:last]
+            if with_keys:
+                first, last = extents.keys[:, start + rows].tolist()
+                keys[rows] = _keys({number: opened}, [number] * len(rows), first, last)
+        columns = {}
+        for field, values in zip(extents.fields, data.tolist(), strict=True):
+            spans = Spans(values, [0] * len(values), list(map(len, values)))
+            columns[field] = self._column(field)(spans)
+        return Columns(keys.tolist(), columns)
 
     def transformed(
         self, row: Row, keys: list[str], columns: dict[str, Any]
@@ -178,5 +214,4 @@ def _rows(values: Any) -> Any:
     """Each sample's value, with memory of its own."""
     if not isinstance(values, np.ndarray):
         return values
-    shape = values.shape[1:]
-    return [values[at : at + 1].reshape(shape).copy() for at in range(len(values))]
+    return [row.copy() for row in rows_of(values)]

@@ -58,11 +58,23 @@ class Engine:
         stream.start_at(epoch=epoch, consumed=dealing.consumed, grid=schedule.order.grid)
         if self._num_workers == 0 and not self._options.get("pin_memory"):
             return iter(stream)
-        if self._num_workers and not (loader.persistent_workers and self._receiver):
+        if self._num_workers == 0:
+            return iter(loader)
+        receiver = self._receiver
+        if receiver is None:
             # Blocks belong to the workers that make them: new workers, a new ring.
             stream.ring = Ring.of(self._num_workers)
-            self._receiver = Receiver(stream.ring)
-        return _holding(self._receiver, iter(loader))
+            receiver = Receiver(stream.ring)
+        try:
+            batches = iter(loader)
+        except RuntimeError:  # a worker that should have persisted died meanwhile
+            if self._receiver is None:
+                raise
+            self.forget_workers()
+            return self.batches(schedule, epoch=epoch)
+        if loader.persistent_workers:
+            self._receiver = receiver
+        return _holding(receiver, batches)
 
     def forget_workers(self) -> None:
         """Start new workers next time, also where they persist."""

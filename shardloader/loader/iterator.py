@@ -7,6 +7,7 @@ hands it over, and the epoch as finished with the last one, whether or not anybo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ class LoaderIterator(Iterator[Any]):
     """This rank's batches from the loader's position to the end of the epoch."""
 
     def __init__(self, progress: Progress, engine: Engine) -> None:
+        self._process = os.getpid()
         self._progress = progress
         self._engine = engine
         # Not the iterator itself: the loader must not keep alive what a loop has let go.
@@ -85,6 +87,11 @@ class LoaderIterator(Iterator[Any]):
         )
 
     def _check_current(self) -> None:
+        if os.getpid() != self._process:
+            raise StaleIteratorError(
+                "an iterator goes on in the process that made it, whose threads and workers read "
+                "for it, and this is a child: make one here with iter(loader)"
+            )
         if self._failed:
             self._let_go()
             raise StaleIteratorError(
@@ -107,7 +114,9 @@ class LoaderIterator(Iterator[Any]):
                 f"the workers ended after {self._given} of {self._num_batches} batches: look in "
                 "their output why, and make a new iterator"
             ) from None
-        except RuntimeError:  # what torch raises for a dead worker: start new ones next time
+        except (RuntimeError, OSError, EOFError):
+            # What torch raises for a dead worker, or one that dies while it hands over a
+            # descriptor: start new ones next time.
             self._engine.forget_workers()
             raise
         if self._rows is not None and self._schedule and self._progress.sample_log:

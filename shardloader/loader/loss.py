@@ -56,7 +56,7 @@ def loss_scale(
         _check_whole_group(batches)
         weight = sum(int(each["__valid__"].sum()) for each in batches)
     ranks, total = _summed(weight, world_size, group)
-    scale = torch.where(total > 0, ranks / total, 0.0)
+    scale = torch.where(total == 0, 0.0, ranks / total)
     return scale if isinstance(weight, Tensor) else float(scale)
 
 
@@ -91,7 +91,13 @@ def _summed(weight: float | Tensor, world_size: int, group: Any) -> tuple[int, T
 
     Replicas of a data-parallel rank count as often as they average, which cancels.
     """
-    total = torch.as_tensor(weight).detach().to(torch.float64).reshape(()).clone()
+    try:
+        total = torch.as_tensor(weight).detach().to(torch.float64).reshape(()).clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"weight= is a number, or a tensor of one element, and was {weight!r}: give this "
+            "rank's part of the denominator"
+        ) from error
     if not (distributed.is_available() and distributed.is_initialized()):
         if world_size > 1:
             raise UsageError(

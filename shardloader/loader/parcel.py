@@ -111,6 +111,7 @@ def _is_plain(tensor: Tensor) -> bool:
         and tensor.device.type == "cpu"
         and not tensor.requires_grad
         and not tensor.is_quantized
+        and not tensor.is_nested
         and tensor.numel() > 0
     )
 

@@ -7,7 +7,8 @@ the mark when the last array or tensor that lies in the block is gone, in whatev
 block is free, one is made that is used once: nobody waits.
 
 Blocks have no name in the file system (torch unlinks them before they are used), so that nothing
-is left behind by a crash.
+is left behind by a crash; torch's sharing strategy "file_system" keeps names, and gets no ring.
+A process that is forked while a batch is held sees it until the parent lets it go.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_BLOCKS: Final = 64  # of a worker, that are used again
+IDLE_ROUNDS: Final = 2
 ONCE: Final = -1  # the number of a block that is not
 
 # Receivers of this process by their rings' tokens. What unpickles a batch knows nothing else.
@@ -68,27 +70,39 @@ class Sender:
         self._in_use: NDArray[np.uint8] = ring.in_use[worker].numpy()
         self._most = min(most, MOST_BLOCKS)
         self._blocks: list[Tensor] = []
+        self._last_used: list[int] = []
+        self._num_taken = 0
 
     def take(self, num_bytes: int) -> Place:
         """A block of at least so many bytes, and not of many more."""
+        self._num_taken += 1
         free = np.flatnonzero(self._in_use[: len(self._blocks)] == 0).tolist()
         fitting = [each for each in free if num_bytes <= len(self._blocks[each]) <= 2 * num_bytes]
         if fitting:
             number = min(fitting, key=lambda each: len(self._blocks[each]))
             self._in_use[number] = 1
+            self._last_used[number] = self._num_taken
             return Place(self._worker, number, self._blocks[number].numpy(), None)
         block = torch.empty(num_bytes + num_bytes // 8, dtype=torch.uint8)
         block.share_memory_()  # type: ignore[no-untyped-call]
-        if len(self._blocks) < self._most:
+        oldest = min(free, key=self._last_used.__getitem__, default=None)
+        is_full = len(self._blocks) == self._most
+        if oldest is not None and (is_full or self._is_idle(oldest)):
+            number = oldest  # of a size that batches had before
+            self._blocks[number] = block
+        elif is_full:
+            return Place(self._worker, ONCE, block.numpy(), block)
+        else:
             number = len(self._blocks)
             self._blocks.append(block)
-        elif free:  # of another size: batches have changed
-            number = free[0]
-            self._blocks[number] = block
-        else:
-            return Place(self._worker, ONCE, block.numpy(), block)
+            self._last_used.append(0)
         self._in_use[number] = 1
+        self._last_used[number] = self._num_taken
         return Place(self._worker, number, block.numpy(), block)
+
+    def _is_idle(self, number: int) -> bool:
+        """Whether a block has not been taken for some rounds of all of them."""
+        return self._num_taken - self._last_used[number] > IDLE_ROUNDS * len(self._blocks)
 
 
 class Receiver:

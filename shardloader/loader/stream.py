@@ -12,6 +12,7 @@ from itertools import chain, starmap
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shardloader.dataset.batches import BatchMaker, row_blocks
@@ -108,7 +109,10 @@ class BatchStream(IterableDataset[Any]):
             num_threads=options.decode_threads if info is None else 0,
         )
         batches = chain.from_iterable(starmap(maker.join, read))
-        return batches if info is None else self._packed(batches, info.id)
+        strategy: str = get_sharing_strategy()  # type: ignore[no-untyped-call]
+        if info is None or strategy == "file_system":
+            return batches
+        return self._packed(batches, info.id)
 
     def _packed(self, batches: Iterator[Any], worker: int) -> Iterator[Any]:
         """What crosses to the main process, and is a batch there."""
@@ -132,7 +136,7 @@ def _parcel(batch: Any, sender: Sender, token: str) -> Parcel:
         return Parcel(batch, sender, token)
     except Exception as error:
         entries = batch.items() if isinstance(batch, Mapping) else [("batch", batch)]
-        bad = [name for name, value in entries if pickling_error(value) is not None]
+        bad = [name for name, value in entries if pickling_error(value) is not None] or ["batch"]
         raise UsageError(
             f"a batch crosses from its worker by pickle, and its {', '.join(map(repr, bad))} can't "
             f"be pickled ({error}): return plain values from transform= or collate_fn=, or use "

@@ -17,7 +17,7 @@ from shardloader.errors import ManifestError, ShardError, UsageError, WorldError
 from shardloader.format.agreeing import seems_to_be_of
 from shardloader.format.index import SampleIndex
 from shardloader.reading.extents import layout_of
-from shardloader.reading.store import map_file, publish
+from shardloader.reading.store import files_to_keep_open, map_file, publish
 
 if TYPE_CHECKING:
     from shardloader.reading.catalog import Catalog
@@ -169,11 +169,13 @@ class Shard:
 class ShardPool:
     """The shards of a dataset, opened when asked for; the last `max_open` used stay open.
 
+    By default as many as half of `files_to_keep_open`: a shard and its index are two files.
     Threads may share it. It can be pickled: a copy opens its own files. Opening raises
     ManifestError for an index or a shard that is not the manifest's.
     """
 
-    def __init__(self, catalog: Catalog, *, max_open: int = 128) -> None:
+    def __init__(self, catalog: Catalog, *, max_open: int | None = None) -> None:
+        max_open = files_to_keep_open() // 2 if max_open is None else max_open
         if max_open < 1:
             raise UsageError(f"max_open is at least 1, not {max_open}")
         self.catalog = catalog

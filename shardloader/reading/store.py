@@ -12,6 +12,7 @@ import fcntl
 import logging
 import mmap
 import os
+import resource
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,6 +131,15 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
         raise WorldError(f"{path}: the file can't be read: {error.strerror or error}") from error
+
+
+def files_to_keep_open() -> int:
+    """How many files a reader may keep open: an eighth of what this process may, at most 256.
+
+    A map keeps its file's descriptor.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 256 if soft == resource.RLIM_INFINITY else max(4, min(soft // 8, 256))
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes | None:

@@ -195,6 +195,16 @@ def test_g01_the_shards_that_stay_open_are_bounded_however_many_there_are():
     assert open_files() <= before + 1
 
 
+@pytest.mark.parametrize("limit", [256, 1024])
+def test_g01_batches_of_a_hundred_shards_are_read_in_eight_threads_with_few_descriptors(limit):
+    script = Path(__file__).with_name("few_files.py")
+    command = [sys.executable, "-W", "ignore", str(script), str(kept_corpus((1,) * 500))]
+    done = subprocess.run(
+        [*command, str(limit)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout == "500 0\n", done.stderr
+
+
 def test_g01_an_error_in_the_middle_of_a_shard_leaves_nothing_open():
     loader = loader_of(kept_corpus((2,) * 50), batch_size=4, num_workers=1, transform=fail_at_50)
     before = open_files()

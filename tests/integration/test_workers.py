@@ -272,3 +272,17 @@ def test_killed_persistent_workers_are_replaced(tmp_path):
         check=False,
     )
     assert done.stdout.splitlines()[-1] == "then 40 batches"
+
+
+def test_persistent_workers_are_replaced_when_one_was_killed_while_the_loops_body_ran():
+    script = Path(__file__).with_name("killed_between.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), str(kept_corpus((40, 40)))],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    raised, then = done.stdout.splitlines()
+    assert re.search("RuntimeError DataLoader worker .* (killed by signal|exited)", raised)
+    assert then == "then 40 batches"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import distributed
@@ -77,3 +79,16 @@ def test_a_group_that_is_not_the_data_parallel_one_is_refused():
 def test_a_batch_without_entries_is_refused(batch, options):
     with pytest.raises(sl.UsageError, match='leave meta= at "all" or "mask"'):
         sl.loss_scale(batch, **options)
+
+
+@pytest.mark.parametrize("weight", ["3", torch.ones(2), None, [1, 2]])
+def test_a_weight_that_is_no_number_is_refused(weight):
+    if weight is None:  # which stands for the valid samples
+        assert sl.loss_scale(BATCH, weight=None) == 1 / 3
+        return
+    with pytest.raises(sl.UsageError, match="weight= is a number, or a tensor of one element"):
+        sl.loss_scale(BATCH, weight=weight)
+
+
+def test_a_weight_that_is_not_a_number_is_not_hidden():
+    assert math.isnan(sl.loss_scale(BATCH, weight=math.nan))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import weakref
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -230,3 +231,21 @@ def test_blocks_that_are_used_once_have_no_number():
     assert [place.number for place in places] == [*range(MOST_BLOCKS), ONCE, ONCE]
     assert all(place.block is not None for place in places)
     assert ring.in_use.sum(dim=1).tolist() == [0, MOST_BLOCKS]
+
+
+def test_blocks_of_a_size_that_batches_no_longer_have_make_way():
+    crossing = Crossing(most=16)
+    for size in range(LARGE_BYTES, 40 * LARGE_BYTES, LARGE_BYTES):
+        for _ in range(3):
+            crossing.cross(torch.zeros(size, dtype=torch.uint8))
+    assert crossing.num_blocks <= 8
+
+
+def test_blocks_go_with_the_receiver_and_the_last_batch():
+    crossing = Crossing()
+    kept = crossing.cross({"x": large(5)})
+    gone = weakref.ref(crossing.receiver)
+    del crossing.receiver
+    gc.collect()
+    assert gone() is None
+    assert (kept["x"] == 5).all()

@@ -39,13 +39,14 @@ ARRAYS = st.sampled_from(
     [np.arange(n).astype(dtype) for n in (3, 4) for dtype in ("<u2", ">i4", "f4", "<U2", "?")]
     + [np.zeros((2, 0)), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.array(7)]
 )
+NEGATIVE = npy(np.zeros(5)).replace(b"(5,), }", b"(-5,),}")
 # What a field may hold; mostly one kind of values, so that batches can be joined.
 VALUES = {
     "txt": st.text(max_size=8).map(str.encode) | st.sampled_from([b"\xff", b"fine"]),
     "json": st.integers(-5, 5).map(lambda n: b"%d" % n)
     | JSON.map(lambda v: json.dumps(v).encode()),
     "cls": st.integers(-5, 500).map(lambda n: b"%d" % n) | st.sampled_from([b" 7\n", b"x", b"1_0"]),
-    "npy": st.sampled_from([npy(np.arange(5, dtype="<u2")), npy(np.array(7, ">i2"))])
+    "npy": st.sampled_from([npy(np.arange(5, dtype="<u2")), npy(np.array(7, ">i2")), NEGATIVE])
     | ARRAYS.map(npy)
     | st.just(b"\x93NUMPY"),
     "bin": st.binary(min_size=4, max_size=4) | st.binary(max_size=6),
@@ -106,13 +107,14 @@ def keep_all(of_batch: list[Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def limits(first: int, samples_at_once: int, bytes_at_once: int, together: int):
+def limits(first: int, samples_at_once: int, bytes_at_once: int, together: int, files: int = 128):
     """How much is looked up, and read, at once; else tiny corpora fit in the first of all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches, "FIRST_TO_LOCATE", first)
         patch.setattr(batches, "SAMPLES_TO_LOCATE", samples_at_once)
         patch.setattr(batches, "BYTES_TO_LOCATE", bytes_at_once)
         patch.setattr(batches, "BYTES_TOGETHER", together)
+        patch.setattr(samples, "files_to_keep_open", lambda: files)
         yield
 
 
@@ -156,6 +158,7 @@ def plain(value: Any) -> Any:
             "default",
             {"own": own_decoder, "bin": "text"},
             {"bin": sl.RawArray("uint16", (2,)), "own": Unhashable()},
+            {"bin": sl.RawArray([("a", "u1"), ("b", "<u2")], ()), "own": None},
         ]
     ),
     fields=st.sampled_from([None, ("txt",), ("json", "cls"), ("npy", "own"), ("bin", "absent")]),
@@ -165,12 +168,23 @@ def plain(value: Any) -> Any:
     batch_size=st.integers(1, 4),
     window=st.sampled_from([False, 1, 100]),
     even=st.sampled_from(["pad", "join"]),
+    shards_at_once=st.sampled_from([1, 100]),
     at_once=st.tuples(
         st.integers(1, 9), st.integers(1, 9), st.integers(1, 200), st.integers(1, 100)
     ),
 )
 def test_columns_are_what_samples_are(
-    of_shards, decode, fields, transformed, collate_fn, meta, batch_size, window, even, at_once
+    of_shards,
+    decode,
+    fields,
+    transformed,
+    collate_fn,
+    meta,
+    batch_size,
+    window,
+    even,
+    shards_at_once,
+    at_once,
 ):
     options = {
         "decode": decode,
@@ -182,7 +196,7 @@ def test_columns_are_what_samples_are(
     loader_options = {"collate_fn": collate_fn, "meta": meta, "batch_size": batch_size}
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), of_shards)
-        with limits(*at_once):
+        with limits(shards_at_once * samples.SHARE_OF_A_THREAD, *at_once):
             by_columns = outcome(Path(folder), loader_options, options)
         with one_by_one():
             assert outcome(Path(folder), loader_options, options) == by_columns
@@ -222,7 +236,7 @@ def test_samples_with_the_same_fields_are_read_by_columns(monkeypatch, options):
 def test_a_batch_holds_the_samples_that_it_says(batch_size, together):
     """Also where what is read at once is no whole part of what is looked up at once."""
     loader = loader_of(kept_corpus((90, 0, 117)), batch_size=batch_size)
-    with limits(16, 50, 2000, together):
+    with limits(128, 16, 50, 2000, together):
         assert each_once(valid_of(loader), 207)
         assert [len(each["txt"]) for each in loader] == [batch_size] * len(loader)
 
