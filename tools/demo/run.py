@@ -173,7 +173,7 @@ def main() -> None:
     shards, num_samples = pack(out)
     train_and_resume(out, shards, num_samples)
     show_results(out)
-    audited = command_line("audit", str(out / "samples"))
+    audited = command_line("audit", str(out / "samples"), str(shards))
     print(f"the whole took {time.monotonic() - started:.0f} s")
     sys.exit(audited.returncode)
 
