@@ -69,7 +69,7 @@ class SampleReader:
         opened = self._pool[shard]
         key = opened.key(sample)
         decoded: dict[str, Any] = {"__key__": key, **self._decoded(opened, sample, key)}
-        return key, self._transformed(decoded, opened.name, number=number, index=index)
+        return key, self._transformed(decoded, shard, number=number, index=index)
 
     @property
     def transforms(self) -> bool:
@@ -153,19 +153,18 @@ class SampleReader:
             strict=True,
         ):
             sample = dict(zip(names, values, strict=True))
-            samples.append(
-                self._transformed(sample, self._pool[shard].name, number=number, index=index)
-            )
+            samples.append(self._transformed(sample, shard, number=number, index=index))
         return samples
 
     def _transformed(
-        self, sample: dict[str, Any], shard: str, *, number: int, index: int
+        self, sample: dict[str, Any], shard: int, *, number: int, index: int
     ) -> Mapping[str, Any]:
         key = sample["__key__"]
         try:
             return self._transformer(sample, number=number, index=index)
         except Exception as error:
-            error.add_note(f"in transform= of the sample with the key {key!r} of {shard}")
+            name = self._pool.catalog.shard_path(shard)
+            error.add_note(f"in transform= of the sample with the key {key!r} of {name}")
             raise
 
     def _column(self, field: str) -> Column:

@@ -98,11 +98,7 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         if decode_threads is not None:
             decode_threads = checked("decode_threads", decode_threads, least=0, below=2**10)
         passed_on = _checked_options(options)
-        if source.options.reseed and num_workers == 0:
-            raise UsageError(
-                "reseed=True seeds the global generators, which in the main process belong to the "
-                "training loop: use num_workers >= 1, or a transform that takes rng"
-            )
+        _check_reseeds(source, num_workers)
         super().__init__(
             LoaderDataset(source),
             batch_size=batching.batch_size or 1,
@@ -128,7 +124,6 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         )
         # DataLoader guards its attributes against change; trainers look for this one.
         object.__setattr__(self, "sampler", EpochSetter(self._progress))
-
         # What was given, for trainers that build a loader anew from its attributes; what holds is
         # told by the properties of these names.
         self.__dict__.update(
@@ -256,6 +251,15 @@ def _checked_source(dataset: Any) -> ShardDataset:
             f"{source.options.batch_size}: give batch_size= to ShardLoader alone"
         )
     return source
+
+
+def _check_reseeds(source: ShardDataset, num_workers: int) -> None:
+    """Raise UsageError if reseed=True would seed the training loop's own generators."""
+    if source.options.reseed and num_workers == 0:
+        raise UsageError(
+            "reseed=True seeds the global generators, which in the main process belong to the "
+            "training loop: use num_workers >= 1, or a transform that takes rng"
+        )
 
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:

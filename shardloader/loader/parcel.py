@@ -11,6 +11,7 @@ A batch is unpickled as what it was packed from: nobody on the way has to know.
 from __future__ import annotations
 
 import pickle
+from abc import ABC, abstractmethod
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final
 
@@ -116,7 +117,7 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
-class _Piece:
+class _Piece(ABC):
     """Bytes that were placed, and what they are."""
 
     __slots__ = ("about", "place")
@@ -128,9 +129,9 @@ class _Piece:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.place, *self.about)
 
+    @abstractmethod
     def value(self, token: str) -> Any:
         """What was packed."""
-        raise NotImplementedError
 
     def memory(self, token: str) -> Any:
         """The bytes, uint8 [n], writable."""

@@ -298,3 +298,6 @@ def test_the_kernel_takes_what_it_is_told(tmp_path):
         size = pool[0].index.shard_bytes
         for start, stop in ((0, size), (5000, 5001), (size - 1, size), (7, 7)):
             pool[0].will_need(start, stop)
+        assert bytes(pool[0].fields(39)["cls"]) == b"9"
+        with pytest.raises(ValueError, match="madvise start out of bounds"):
+            pool[0].will_need(size + (1 << 20), size + (1 << 21))
