@@ -24,12 +24,12 @@ def main() -> None:
     try:
         for _ in loader:
             received += 1
-            worker = multiprocessing.active_children()[0]
-            worker.kill()
-            worker.join(30)
+            # Not joined: a worker that is reaped before torch's handler looks is no fault to it.
+            multiprocessing.active_children()[0].kill()
             deadline = time.monotonic() + 30
             while time.monotonic() < deadline:
                 pass  # the handler raises between two of these
+            sys.exit("torch's handler did not raise")
     except RuntimeError as error:
         print(type(error).__name__, str(error).splitlines()[0])
     loader.load_state_dict(loader.state_dict())
