@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 SHARE_OF_A_THREAD: Final = 8  # of the files that may be open: an eighth for each that reads
+WORTH_A_TOUCH: Final = 48  # samples of a shard
 
 
 class Columns(NamedTuple):
@@ -102,6 +103,10 @@ class SampleReader:
         opened = {number: self._pool[number] for number in distinct}
         buffer_of = {number: shard.buffer for number, shard in opened.items()}
         buffers = [buffer_of[number] for number in shards]
+        if stop - start >= WORTH_A_TOUCH * len(opened):
+            for number, shard in opened.items():
+                of = extents.shard[start:stop] == number
+                shard.touch(extents.starts[0, start:stop][of])
         columns = {}
         for at, field in enumerate(extents.fields):
             starts, stops = extents.starts[at, start:stop], extents.stops[at, start:stop]
@@ -203,8 +208,8 @@ def _keys(opened: dict[int, Shard], shards: list[int], first: list[int], last: l
     """The keys of samples by their first and last bytes in their shards' keys."""
     text_of = {number: shard.keys for number, shard in opened.items()}
     if None not in text_of.values():
-        texts: list[Any] = [text_of[number] for number in shards]
-        return [text[i:j] for text, i, j in zip(texts, first, last, strict=True)]
+        texts: dict[int, Any] = text_of
+        return [texts[of][i:j] for of, i, j in zip(shards, first, last, strict=True)]
     indexes = [opened[number].index for number in shards]
     return [index.key_of(i, j) for index, i, j in zip(indexes, first, last, strict=True)]
 

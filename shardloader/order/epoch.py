@@ -20,10 +20,13 @@ from shardloader.errors import UsageError
 from shardloader.order.grid import Grid, Lanes
 from shardloader.order.integers import MAX_SEED, checked
 from shardloader.order.permutation import SHARDS, permutation
+from shardloader.order.search import edges_at_most
 from shardloader.order.window import shuffled
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+
+    from shardloader.order.window import BlockMemo
 
 MAX_POSITIONS = 2**62  # positions are int64; what is added to them stays below that
 
@@ -61,7 +64,7 @@ class Line:
         # Neighbouring places lie in few shards: search only between the ends.
         low = int(np.searchsorted(self.starts, places.min(), side="right")) - 1
         high = int(np.searchsorted(self.starts, places.max(), side="right"))
-        turn = low + np.searchsorted(self.starts[low : high + 1], places, side="right") - 1
+        turn = low - 1 + edges_at_most(self.starts[low : high + 1], places)
         shard = self.shards[turn]
         sample = places - self.starts[turn]
         return Samples(shard, sample, self.firsts[shard] + sample)
@@ -76,12 +79,21 @@ class PassOrder:
     window: int | None
     key: tuple[int, int]
 
-    def locate(self, positions: NDArray[np.int64]) -> Samples:
-        """The samples at positions 0 .. N-1 of this pass, in the positions' shape."""
+    def locate(self, positions: NDArray[np.int64], memo: BlockMemo | None = None) -> Samples:
+        """The samples at positions 0 .. N-1 of this pass, in the positions' shape.
+
+        memo: of the caller's earlier calls, where it goes from position to position.
+        """
         places = self.lanes.places(positions.ravel())
         at = places.at
         if self.window is not None:
-            at = shuffled(places, window=self.window, longest=self.lanes.longest, key=self.key)
+            at = shuffled(
+                places,
+                window=self.window,
+                longest=self.lanes.longest,
+                key=self.key,
+                memo=memo,
+            )
         return self.line.locate(at.reshape(positions.shape))
 
 

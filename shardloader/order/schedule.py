@@ -13,6 +13,7 @@ import numpy as np
 
 from shardloader.order.dealing import Dealing
 from shardloader.order.epoch import Samples
+from shardloader.order.window import BlockMemo
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -107,11 +108,12 @@ class Schedule:
 
 
 class RankReader:
-    """Evaluates a schedule for one rank."""
+    """Evaluates a schedule for one rank; remembers the blocks that it was in last."""
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self._schedule = schedule
         self._rank = rank
+        self._memo = BlockMemo()
 
     def steps(self, steps: NDArray[np.int64]) -> StepSamples:
         """What the rank reads at `steps` (int64 [n], counted from `consumed`)."""
@@ -134,11 +136,11 @@ class RankReader:
             return Samples(position, position, position)
         first, last = int(number.min()), int(number.max())
         if first == last:
-            return self._schedule.one_pass(first).locate(position)
+            return self._schedule.one_pass(first).locate(position, self._memo)
         located = Samples(*(np.empty_like(position) for _ in range(3)))
         for each in np.unique(number).tolist():
             inside = number == each
-            found = self._schedule.one_pass(each).locate(position[inside])
+            found = self._schedule.one_pass(each).locate(position[inside], self._memo)
             located.shard[inside] = found.shard
             located.sample[inside] = found.sample
             located.index[inside] = found.index

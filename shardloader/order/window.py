@@ -26,6 +26,7 @@ from shardloader.order.permutation import (
     random_words,
     sorting_order,
 )
+from shardloader.order.search import edges_at_most
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 DEFAULT_WINDOW = 10_000
 WORDS_AT_ONCE = 1 << 20  # blocks are sorted in groups of about this many words (8 MiB)
+WIDTH_TO_KEEP = 1024  # shorter blocks lie whole in one call, and the next call asks for others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,86 +77,144 @@ class _Blocks(NamedTuple):
     first: NDArray[np.int64]
     stop: NDArray[np.int64]
 
+    def at(self, which: slice | list[int]) -> _Blocks:
+        """Some of them."""
+        return _Blocks(self.base[which], self.first[which], self.stop[which])
+
+
+class _Stream(NamedTuple):
+    """The words of one pass of blocks: the key (seed, pass number), and the stream's number."""
+
+    key: tuple[int, int]
+    number: int
+
+
+class BlockMemo:
+    """The blocks that were permuted last, for a caller that goes along its lanes.
+
+    What it asks for next lies in some of the same blocks; each would be sorted three to five
+    times without. Of each stream the last call's blocks are kept: at most WORDS_AT_ONCE columns.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[_Stream, dict[int, NDArray[Any]]]] = {}
+
+    def permuted(self, blocks: _Blocks, width: int, stream: _Stream) -> NDArray[Any]:
+        """The blocks' permutations, [blocks, width], as `_permuted` gives them."""
+        kept, known = self._kept.pop(stream.number, (stream, {}))
+        if kept != stream:
+            known = {}
+        begins = (blocks.base + blocks.first).tolist()
+        missing = [at for at, begin in enumerate(begins) if begin not in known]
+        narrow = np.int32 if width < 2**31 else np.int64
+        columns = np.empty((len(begins), width), dtype=narrow)
+        if missing:
+            columns[missing] = _permuted(blocks.at(missing), width, stream)
+        for at, begin in enumerate(begins):
+            if begin in known:
+                columns[at] = known[begin]
+        self._kept[stream.number] = (stream, dict(zip(begins, columns, strict=True)))
+        return columns
+
 
 def shuffled(
-    places: Places, *, window: int, longest: int, key: tuple[int, int]
+    places: Places,
+    *,
+    window: int,
+    longest: int,
+    key: tuple[int, int],
+    memo: BlockMemo | None = None,
 ) -> NDArray[np.int64]:
     """The places of the line whose samples stand at `places.at`, int64 of the same shape.
 
-    window: places a block; longest: places of the longest lane; key: (seed, pass number). The
-    order of `places` does not matter; those of neighbouring places are cheapest together.
+    window: places a block; longest: places of the longest lane; key: (seed, pass number); memo: of
+    the caller's earlier calls. The order of `places` does not matter; those of neighbouring places
+    are cheapest together.
     """
     width = min(window, longest)
     if places.at.size == 0 or width <= 1:
         return places.at
     lo, hi, at = places.lane_start, places.lane_stop, places.at
-    long = hi - lo > window
-    if long.all():
-        at = _block_pass(lo, hi, at, width=width, shift=width - width // 2, to=(key, WINDOW_SECOND))
-    elif long.any():
-        at = at.copy()
-        at[long] = _block_pass(
-            lo[long],
-            hi[long],
-            at[long],
-            width=width,
-            shift=width - width // 2,
-            to=(key, WINDOW_SECOND),
-        )
-    return _block_pass(lo, hi, at, width=width, shift=0, to=(key, WINDOW_FIRST))
+    first = _Pass(width, 0, _Stream(key, WINDOW_FIRST), memo)
+    second = _Pass(width, width - width // 2, _Stream(key, WINDOW_SECOND), memo)
+    at = _taken_in(second, hi - lo > window, lo, hi, at)
+    return _taken_in(first, hi - lo > 1, lo, hi, at)  # the tail's places are lanes of one
 
 
-def _block_pass(
+class _Pass(NamedTuple):
+    """One pass of block permutations: blocks of `width`, the first cut short by `shift`."""
+
+    width: int
+    shift: int
+    stream: _Stream
+    memo: BlockMemo | None
+
+    def taken(
+        self, lo: NDArray[np.int64], hi: NDArray[np.int64], at: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The places that the places `at` of lanes lo..hi-1 take their samples from."""
+        base = at - (at - lo + self.shift) % self.width
+        begin = np.maximum(base, lo)
+        # A block is known by its first place in the lane: no two blocks of a pass share one. (A
+        # sort and a search among few blocks cost a third of np.unique's inverse.)
+        ordered = np.sort(begin)
+        distinct = ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))]
+        block = edges_at_most(distinct, begin) - 1
+        sample = np.empty(len(distinct), dtype=np.int64)
+        sample[block] = np.arange(len(begin))  # any sample of each block
+        base_of = base[sample]
+        stop = np.minimum(hi[sample] - base_of, self.width)
+        blocks = _Blocks(base_of, begin[sample] - base_of, stop)
+        taken = np.empty_like(at)
+        column = at - base
+        for group, columns in self._permuted(blocks):
+            if len(base_of) == group.stop - group.start:
+                np.add(base, columns[block, column], out=taken)
+                return taken
+            inside = np.flatnonzero((block >= group.start) & (block < group.stop))
+            taken[inside] = base[inside] + columns[block[inside] - group.start, column[inside]]
+        return taken
+
+    def _permuted(self, blocks: _Blocks) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Groups of blocks with their permutations, [blocks in the group, width]."""
+        num_blocks = len(blocks.base)
+        at_once = max(1, WORDS_AT_ONCE // self.width)
+        if self.memo is not None and self.width >= WIDTH_TO_KEEP and num_blocks <= at_once:
+            yield slice(0, num_blocks), self.memo.permuted(blocks, self.width, self.stream)
+            return
+        for start in range(0, num_blocks, at_once):
+            group = slice(start, min(start + at_once, num_blocks))
+            yield group, _permuted(blocks.at(group), self.width, self.stream)
+
+
+def _taken_in(
+    one: _Pass,
+    inside: NDArray[np.bool_],
     lo: NDArray[np.int64],
     hi: NDArray[np.int64],
     at: NDArray[np.int64],
-    *,
-    width: int,
-    shift: int,
-    to: tuple[tuple[int, int], int],
 ) -> NDArray[np.int64]:
-    """One pass of block permutations; `to` is the key and the stream of its words."""
-    base = at - (at - lo + shift) % width
-    begin = np.maximum(base, lo)
-    # A block is known by its first place in the lane: no two blocks of a pass share one. (A sort
-    # and a search among few blocks cost a third of np.unique's inverse.)
-    ordered = np.sort(begin)
-    distinct = ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))]
-    block = np.searchsorted(distinct, begin)
-    sample = np.empty(len(distinct), dtype=np.int64)
-    sample[block] = np.arange(len(begin))  # any sample of each block
-    base_of = base[sample]
-    blocks = _Blocks(base_of, begin[sample] - base_of, np.minimum(hi[sample] - base_of, width))
-    taken = np.empty_like(at)
-    column = at - base
-    for group, columns in _permuted_blocks(blocks, width, to):
-        if len(blocks.base) == group.stop - group.start:
-            return base + columns[block, column]
-        inside = np.flatnonzero((block >= group.start) & (block < group.stop))
-        taken[inside] = base[inside] + columns[block[inside] - group.start, column[inside]]
+    """What one pass makes of the places that are in it; the others stay."""
+    if inside.all():
+        return one.taken(lo, hi, at)
+    taken = at.copy()
+    if inside.any():
+        taken[inside] = one.taken(lo[inside], hi[inside], at[inside])
     return taken
 
 
-def _permuted_blocks(
-    blocks: _Blocks, width: int, to: tuple[tuple[int, int], int]
-) -> Iterator[tuple[slice, NDArray[np.int64]]]:
-    """Groups of blocks with their permutations, int64 [blocks in the group, width]."""
-    at_once = max(1, WORDS_AT_ONCE // width)
-    for start in range(0, len(blocks.base), at_once):
-        group = slice(start, min(start + at_once, len(blocks.base)))
-        words = _words_of_blocks(blocks.base[group], width, to)
-        yield group, sorting_order(words, blocks.first[group], blocks.stop[group])
+def _permuted(blocks: _Blocks, width: int, stream: _Stream) -> NDArray[np.int64]:
+    """The blocks' permutations, int64 [blocks, width]: the column that each place takes."""
+    words = _words_of_blocks(blocks.base, width, stream)
+    return sorting_order(words, blocks.first, blocks.stop)
 
 
-def _words_of_blocks(
-    base: NDArray[np.int64], width: int, to: tuple[tuple[int, int], int]
-) -> NDArray[np.uint64]:
+def _words_of_blocks(base: NDArray[np.int64], width: int, stream: _Stream) -> NDArray[np.uint64]:
     """The words of the blocks that begin at `base`, uint64 [blocks, width].
 
     Blocks that follow one another on the line are drawn in one go: setting a generator up costs
     as much as some thousand words.
     """
-    key, stream = to
     words = np.zeros((len(base), width), dtype=np.uint64)
     flat = words.reshape(-1)
     breaks = np.flatnonzero(np.diff(base) != width) + 1
@@ -163,5 +223,5 @@ def _words_of_blocks(
         start = int(base[first])
         drawn = max(start, 0)  # the line has no place before 0; such columns are in no lane
         filled = flat[first * width + drawn - start : stop * width]
-        filled[:] = random_words(key, stream, drawn, drawn + len(filled))
+        filled[:] = random_words(stream.key, stream.number, drawn, drawn + len(filled))
     return words

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -83,15 +83,22 @@ def _members(index: SampleIndex, numbers: list[int]) -> list[NDArray[np.int64]] 
     return None if any((left > right).any() for left, right in pairwise(found)) else found
 
 
+def _small(shard: NDArray[np.int64]) -> NDArray[Any]:
+    """Numbers in the same order, of the type that numpy sorts by counting where they allow it."""
+    least = int(shard.min(initial=0))
+    is_near = int(shard.max(initial=0)) - least < np.iinfo(np.int16).max
+    return (shard - least).astype(np.int16) if is_near else shard
+
+
 def _announce(shard: Shard, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
     """Tell the kernel what will be read of a shard: large samples one by one, or the whole range.
 
     A call costs about as much as reading a small sample.
     """
-    first, last = starts.min(axis=0), stops.max(axis=0)
-    if (last - first).mean() < LARGE_BYTES:
-        shard.will_need_up_to(int(first.min()), int(last.max()))
+    if shard.num_bytes < LARGE_BYTES * shard.index.num_samples:
+        shard.will_need_up_to(int(starts.min()), int(stops.max()))
         return
+    first, last = starts.min(axis=0), stops.max(axis=0)
     for start, stop in zip(first.tolist(), last.tolist(), strict=True):
         shard.will_need(start, stop)
 
@@ -121,7 +128,7 @@ def locate(
 
     The kernel is told that they will be read. Raises what opening a shard does.
     """
-    order = np.argsort(shard, kind="stable")
+    order = np.argsort(_small(shard), kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(shard[order])) + 1)
     found: Extents | None = None
     for rows in groups:

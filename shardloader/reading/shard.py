@@ -13,6 +13,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from shardloader.errors import ManifestError, ShardError, UsageError, WorldError
 from shardloader.format.agreeing import seems_to_be_of
 from shardloader.format.index import SampleIndex
@@ -20,6 +22,8 @@ from shardloader.reading.extents import layout_of
 from shardloader.reading.store import files_to_keep_open, map_file, publish
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from shardloader.reading.catalog import Catalog
     from shardloader.reading.columns import Buffer
     from shardloader.reading.extents import Layout
@@ -124,6 +128,20 @@ class Shard:
         """The same, without what was told before: readers move through a shard from its start."""
         self.will_need(max(start, self._told), stop)
         self._told = max(self._told, stop)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the tar."""
+        return 0 if self._data is None else len(self._data)
+
+    def touch(self, offsets: NDArray[np.int64]) -> None:
+        """Bring these bytes of the tar near the processor, many at once (int64 [n]).
+
+        Reading one after another waits for memory at each; together they cost little more than
+        one. Raises IndexError for a byte that is not there.
+        """
+        if self._data is not None:
+            np.frombuffer(self._data, dtype=np.uint8).take(offsets)
 
     @property
     def keys(self) -> str | None:

@@ -4,11 +4,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardloader.errors import UsageError
 from shardloader.order import window as rules
 from shardloader.order.grid import Grid, Lanes, Places
-from shardloader.order.window import DEFAULT_WINDOW, Shuffle, shuffled
+from shardloader.order.permutation import random_words
+from shardloader.order.window import DEFAULT_WINDOW, BlockMemo, Shuffle, shuffled
 from tests.order.reference import WINDOW_FIRST, WINDOW_SECOND, shuffled_lane, words_of
 
 
@@ -134,3 +137,50 @@ def test_lanes_beside_one_another_are_shuffled_in_different_ways():
 def test_seed_and_epoch_key_the_windows_as_a_pair():
     orders = [tuple(shuffle_of(60, window=10, key=key)) for key in [(0, 1), (1, 0), (0, 0), (1, 1)]]
     assert len(set(orders)) == 4
+
+
+@pytest.fixture
+def words_drawn(monkeypatch):
+    """How many random words were drawn, call by call."""
+    drawn: list[int] = []
+
+    def counting(key, stream, start, stop):
+        drawn.append(stop - start)
+        return random_words(key, stream, start, stop)
+
+    monkeypatch.setattr(rules, "random_words", counting)
+    return drawn
+
+
+@pytest.mark.parametrize("window", [1500, 4000])
+def test_whoever_goes_along_a_lane_sorts_each_block_once(words_drawn, window):
+    length, memo = 20_000, BlockMemo()
+    places, parts = one_lane(length), []
+    for start in range(0, length, 700):
+        some = Places(*(each[start : start + 700] for each in places))
+        parts.append(shuffled(some, window=window, longest=length, key=(3, 4), memo=memo))
+    assert sum(words_drawn) <= 2 * (length + 2 * window)
+    whole = shuffled(places, window=window, longest=length, key=(3, 4))
+    assert np.array_equal(np.concatenate(parts), whole)
+
+
+@given(
+    window=st.sampled_from([1024, 1500, 4096]),
+    calls=st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 9999), st.integers(1, 3000)), max_size=12
+    ),
+)
+def test_a_memo_changes_nothing_wherever_and_in_whichever_pass_one_looks(window, calls):
+    memo = BlockMemo()
+    places = one_lane(10_000)
+    for number, start, size in calls:
+        some = Places(*(each[start : start + size] for each in places))
+        where = {"window": window, "longest": 10_000, "key": (7, number)}
+        assert np.array_equal(shuffled(some, **where, memo=memo), shuffled(some, **where))
+
+
+def test_places_that_are_lanes_of_their_own_cost_no_block(words_drawn):
+    at = np.arange(100)
+    tail = Places(at, at + 1, at)
+    assert np.array_equal(shuffled(tail, window=1 << 40, longest=1 << 30, key=(0, 0)), at)
+    assert words_drawn == []
