@@ -7,7 +7,8 @@ some small batches at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -22,11 +23,14 @@ from shardloader.errors import UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from shardloader.dataset.recipe import Collate
     from shardloader.dataset.samples import SampleReader
     from shardloader.order.schedule import Schedule, StepSamples
     from shardloader.reading.extents import Extents
+
+logger = logging.getLogger("shardloader")
 
 SAMPLES_TO_LOCATE: Final = 16_384  # at once: few lookups a shard, and little memory
 FIRST_TO_LOCATE: Final = 256
@@ -62,30 +66,33 @@ class RowBlock(NamedTuple):
     def rows(self) -> Iterator[Row]:
         """One row after another."""
         read = self.read
-        sizes, valid, group = (
-            each.tolist() for each in (read.size, read.global_valid, read.group_valid)
+        batch_size = read.shard.shape[1]
+        slots = zip(read.shard, read.sample, read.index, read.passes, read.valid, strict=True)
+        numbers = zip(
+            self.steps,
+            read.size.tolist(),
+            read.global_valid.tolist(),
+            read.group_valid.tolist(),
+            strict=True,
         )
-        for i, (step, size) in enumerate(zip(self.steps, sizes, strict=True)):
-            yield Row(
-                step,
-                read.shard[i, :size],
-                read.sample[i, :size],
-                read.index[i, :size],
-                read.passes[i, :size],
-                read.valid[i, :size],
-                valid[i],
-                group[i],
-            )
+        for arrays, (step, size, global_valid, group_valid) in zip(slots, numbers, strict=True):
+            is_short = size < batch_size
+            taken = [each[:size] for each in arrays] if is_short else arrays
+            shard, sample, index, passes, valid = taken
+            yield Row(step, shard, sample, index, passes, valid, global_valid, group_valid)
 
 
-class RowGroup(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class RowGroup:
     """Rows that are read at once.
 
-    located: where their samples lie, one after another from `start` on, batch_size for each row;
-    None where they have to be read one by one.
+    index, valid: of the rows, [rows, batch_size]; located: where their samples lie, one after
+    another from `start` on; None where they have to be read one by one.
     """
 
     rows: list[Row]
+    index: NDArray[np.int64]
+    valid: NDArray[np.bool_]
     located: Extents | None
     start: int
     batch_size: int
@@ -135,6 +142,7 @@ class BatchMaker:
         self._world_size = world_size
         self._reads_together = reads_together
         self._to_locate = FIRST_TO_LOCATE  # samples; the next time by their size
+        self._has_wondered = False
 
     @property
     def _joins_columns(self) -> bool:
@@ -161,16 +169,21 @@ class BatchMaker:
             located = self._reader.locate(read.shard[near].ravel(), read.sample[near].ravel())
             together = 1 if located is None else self._rows_together(located, batch_size)
             for start in range(0, stop - first, together):
-                group = list(islice(rows, min(together, stop - first - start)))
-                yield RowGroup(group, located, start * batch_size, batch_size)
+                of = slice(first + start, min(first + start + together, stop))
+                group = list(islice(rows, of.stop - of.start))
+                index, valid = read.index[of], read.valid[of]
+                yield RowGroup(group, index, valid, located, start * batch_size, batch_size)
             first = stop
         for row in rows:  # a shorter one, under "join"
-            yield RowGroup([row], self._reader.locate(row.shard, row.sample), 0, len(row.shard))
+            located = self._reader.locate(row.shard, row.sample)
+            index, valid = row.index[None], row.valid[None]
+            yield RowGroup([row], index, valid, located, 0, len(row.shard))
 
-    def read(self, group: RowGroup) -> Columns | None:
+    def read(self, group: RowGroup) -> Columns | Exception | None:
         """Read and decode a group by columns; any thread may do it.
 
-        None where its samples differ in their fields or one is bad: `join` reads them one by one.
+        None where its samples differ in their fields, and what was raised where one is bad: `join`
+        reads them one by one.
         """
         if group.located is None:
             return None
@@ -180,25 +193,48 @@ class BatchMaker:
             columns = self._reader.read_columns(
                 group.located, group.start, stop, with_keys=with_keys
             )
-        except Exception:  # noqa: BLE001 - whatever it is, it is raised again with its place
-            return None
+        except Exception as error:  # noqa: BLE001 - it is raised again, with its place
+            return error
         if not self._joins_columns:
             return columns
         # Here and not in `join`: copying images takes longer than all else that is left.
         return Columns(columns.keys, {name: stack(each) for name, each in columns.fields.items()})
 
-    def join(self, group: RowGroup, columns: Columns | None) -> Iterator[Any]:
+    def join(self, group: RowGroup, columns: Columns | Exception | None) -> Iterator[Any]:
         """The batches of a group that was read: transform and collate_fn are called here."""
-        for at, row in enumerate(group.rows):
-            if columns is None:
-                yield self._one_by_one(row)
-            else:
-                first = at * group.batch_size
-                yield self._batch(row, columns, first, first + len(row.shard))
+        if not isinstance(columns, Columns):
+            yield from map(self._one_by_one, group.rows)
+            self._wonder_at(columns)
+            return
+        size, together = group.batch_size, self._joins_columns
+        names: list[str] = []
+        parts: list[Any] = [_parts(columns.keys, size, len(group.rows))]
+        for name, values in columns.fields.items():
+            # One tensor for the group, since making one costs as much as reading some samples.
+            is_array = together and isinstance(values, np.ndarray)
+            joined = join_field(name, values) if is_array else values
+            names.append(name)
+            parts.append(_parts(joined, size, len(group.rows)))
+        slots = zip(_rows_of(group.index), _rows_of(group.valid), strict=True)
+        for row, of, keys, *values in zip(group.rows, slots, *parts, strict=True):
+            batch = self._joined(row, keys, dict(zip(names, values, strict=True)))
+            yield self._with_entries(row, keys, batch, of)
 
     def is_slow(self, group: RowGroup) -> bool:
         """Whether decoding costs more than handing over between threads."""
         return group.located is not None and self._reader.is_slow(group.located.fields)
+
+    def _wonder_at(self, error: Exception | None) -> None:
+        """Say once that columns failed where samples did not: right, and needlessly slow."""
+        if error is not None and not self._has_wondered:
+            self._has_wondered = True
+            logger.warning(
+                "samples were read one by one, which is slower, since reading them together raised "
+                "%s: %s; one by one they were good, so a decoder fails at times, or this is a "
+                "fault of shardloader: please report it then",
+                type(error).__name__,
+                error,
+            )
 
     def _rows_together(self, located: Extents, batch_size: int) -> int:
         """How many small rows are read at once: a few calls more or less weigh there."""
@@ -228,18 +264,17 @@ class BatchMaker:
             key, sample = self._read_one(row, at)
             keys.append(key)
             samples.append(sample)
-        return self._with_entries(row, keys, (self._collate or collate)(samples))
+        of = torch.from_numpy(row.index.copy()), torch.from_numpy(row.valid.copy())
+        return self._with_entries(row, keys, (self._collate or collate)(samples), of)
 
-    def _batch(self, row: Row, columns: Columns, start: int, stop: int) -> Any:
-        """The batch of a row whose samples are start..stop-1 of what was read by columns."""
-        keys = columns.keys[start:stop]
-        fields = {name: values[start:stop] for name, values in columns.fields.items()}
-        batch: Any
-        if self._joins_columns:
-            batch = {name: join_field(name, values) for name, values in fields.items()}
-        else:
-            batch = (self._collate or collate)(self._reader.transformed(row, keys, fields))
-        return self._with_entries(row, keys, batch)
+    def _joined(self, row: Row, keys: list[str], fields: dict[str, Any]) -> Any:
+        """What a row's samples become, which were read by columns."""
+        if not self._joins_columns:
+            return (self._collate or collate)(self._reader.transformed(row, keys, fields))
+        return {
+            name: join_field(name, values) if isinstance(values, list) else values
+            for name, values in fields.items()
+        }
 
     def _read_one(self, row: Row, at: int) -> tuple[str, Mapping[str, Any]]:
         return self._reader.read(
@@ -249,7 +284,9 @@ class BatchMaker:
             number=int(row.passes[at]),
         )
 
-    def _with_entries(self, row: Row, keys: list[str], batch: Any) -> Any:
+    def _with_entries(
+        self, row: Row, keys: list[str], batch: Any, of: tuple[Tensor, Tensor]
+    ) -> Any:
         if not self._meta:
             return batch
         if not isinstance(batch, Mapping):
@@ -259,11 +296,23 @@ class BatchMaker:
                 'meta="none"'
             )
         entries = {
-            "__valid__": torch.from_numpy(row.valid.copy()),
+            "__valid__": of[1],
             "__global_valid__": row.global_valid,
             GROUP_VALID: row.group_valid,
             "__world_size__": self._world_size,
-            "__index__": torch.from_numpy(row.index.copy()),
+            "__index__": of[0],
             "__key__": keys,
         }
         return {**batch, **{name: entries[name] for name in self._meta}}
+
+
+def _parts(values: Any, size: int, num_parts: int) -> Any:
+    """What each of some batches of a size has of a list, an array or a tensor."""
+    if isinstance(values, torch.Tensor):
+        return torch.split(values, size)
+    return [values[at * size : (at + 1) * size] for at in range(num_parts)]
+
+
+def _rows_of(array: NDArray[Any]) -> Sequence[Tensor]:
+    """The rows of a block's array, as tensors with memory of their own."""
+    return torch.from_numpy(array.copy()).unbind(0)

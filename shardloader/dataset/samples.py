@@ -101,8 +101,7 @@ class SampleReader:
         if len(distinct) > self._shards_at_once:
             return self._read_shard_by_shard(extents, start, stop, with_keys=with_keys)
         opened = {number: self._pool[number] for number in distinct}
-        buffer_of = {number: shard.buffer for number, shard in opened.items()}
-        buffers = [buffer_of[number] for number in shards]
+        buffers = {number: shard.buffer for number, shard in opened.items()}
         if stop - start >= WORTH_A_TOUCH * len(opened):
             for number, shard in opened.items():
                 of = extents.shard[start:stop] == number
@@ -110,7 +109,9 @@ class SampleReader:
         columns = {}
         for at, field in enumerate(extents.fields):
             starts, stops = extents.starts[at, start:stop], extents.stops[at, start:stop]
-            columns[field] = self._column(field)(Spans(buffers, starts.tolist(), stops.tolist()))
+            columns[field] = self._column(field)(
+                Spans(buffers, shards, starts.tolist(), stops.tolist())
+            )
         if not with_keys:
             return Columns([], columns)
         first, last = extents.keys[:, start:stop].tolist()
@@ -139,7 +140,7 @@ class SampleReader:
                 keys[rows] = _keys({number: opened}, [number] * len(rows), first, last)
         columns = {}
         for field, values in zip(extents.fields, data.tolist(), strict=True):
-            spans = Spans(values, [0] * len(values), list(map(len, values)))
+            spans = Spans(values, range(stop - start), [0] * len(values), list(map(len, values)))
             columns[field] = self._column(field)(spans)
         return Columns(keys.tolist(), columns)
 

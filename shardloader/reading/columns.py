@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import gt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,10 +27,11 @@ Buffer = mmap.mmap | bytes
 class Spans(NamedTuple):
     """One field of some samples: for each its buffer, its first byte and the byte after its last.
 
-    Slicing a buffer copies the bytes.
+    buffers: slicing one copies the bytes; numbers: each sample's key or place in them.
     """
 
-    buffers: Sequence[Buffer]
+    buffers: Mapping[int, Buffer] | Sequence[Buffer]
+    numbers: Sequence[int]
     starts: Sequence[int]
     stops: Sequence[int]
 
@@ -41,12 +43,12 @@ def column_of(decoder: Decoder) -> Column:
     """What reads a column of a decoder's fields: a list of values, or an array [samples, ...]."""
     if isinstance(decoder, OwnDecoder):
         function = decoder.function
-        return lambda spans: [function(b[i:j]) for b, i, j in zip(*spans, strict=True)]
+        return lambda spans: list(map(function, _bytes(spans)))
     if isinstance(decoder, RawArray):
         return partial(_raw_arrays, decoder)
     if decoder in _COLUMNS:
         return _COLUMNS[decoder]
-    return lambda spans: [decoder(memoryview(b)[i:j]) for b, i, j in zip(*spans, strict=True)]
+    return lambda spans: list(map(decoder, _views(spans)))
 
 
 def is_quick(decoder: Decoder) -> bool:
@@ -57,23 +59,31 @@ def is_quick(decoder: Decoder) -> bool:
 
 
 def _bytes(spans: Spans) -> list[bytes]:
-    return [buffer[start:stop] for buffer, start, stop in zip(*spans, strict=True)]
+    buffers, *where = spans
+    return [buffers[of][start:stop] for of, start, stop in zip(*where, strict=True)]
+
+
+def _views(spans: Spans) -> list[memoryview]:
+    numbered = spans.buffers
+    views = {of: memoryview(numbered[of]) for of in set(spans.numbers)}
+    return [views[of][start:stop] for of, start, stop in zip(*spans[1:], strict=True)]
 
 
 def _texts(spans: Spans) -> list[str]:
-    return [buffer[start:stop].decode() for buffer, start, stop in zip(*spans, strict=True)]
+    buffers, *where = spans
+    return [buffers[of][start:stop].decode() for of, start, stop in zip(*where, strict=True)]
 
 
 def _json(spans: Spans) -> list[Any]:
     fast, values = decode.fast_json, _bytes(spans)
     try:
-        return [fast(value) for value in values]
+        return list(map(fast, values))
     except decode.STRICTER:
-        return [decode.decode_json(value) for value in values]
+        return list(map(decode.decode_json, values))
 
 
 def _integers(spans: Spans) -> list[int]:
-    values = [buffer[start:stop] for buffer, start, stop in zip(*spans, strict=True)]
+    values = _bytes(spans)
     if all(map(bytes.isdigit, values)):
         return list(map(int, values))
     return [decode.decode_int(memoryview(value)) for value in values]
@@ -81,20 +91,23 @@ def _integers(spans: Spans) -> list[int]:
 
 def _arrays(spans: Spans) -> Any:
     """Rows of one array [samples, ...] if all have one header; else a list of arrays."""
-    views = [memoryview(b)[i:j] for b, i, j in zip(*spans, strict=True)]
-    start = decode.npy_start(views[0])
+    buffers, numbers, starts, stops = spans
+    start = decode.npy_start(memoryview(buffers[numbers[0]])[starts[0] : stops[0]])
     if start is None or start.order != "C" or start.num_bytes <= 0:
-        return [decode.decode_npy(view) for view in views]
-    skip, row_bytes = len(start.header), start.num_bytes
-    if any(view[:skip] != start.header or len(view) < skip + row_bytes for view in views):
-        return [decode.decode_npy(view) for view in views]
-    return _stacked([view[skip : skip + row_bytes] for view in views], start.dtype, start.shape)
+        return list(map(decode.decode_npy, _views(spans)))
+    firsts = [at + len(start.header) for at in starts]
+    ends = [at + start.num_bytes for at in firsts]
+    headers = _bytes(Spans(buffers, numbers, starts, firsts))
+    # What follows the numbers is left alone, as numpy does.
+    if headers.count(start.header) < len(headers) or any(map(gt, ends, stops)):
+        return list(map(decode.decode_npy, _views(spans)))
+    return _stacked(_views(Spans(buffers, numbers, firsts, ends)), start.dtype, start.shape)
 
 
 def _raw_arrays(decoder: RawArray, spans: Spans) -> Any:
-    views = [memoryview(b)[i:j] for b, i, j in zip(*spans, strict=True)]
+    views = _views(spans)
     if {*map(len, views)} != {decoder.num_bytes}:
-        return [decoder(view) for view in views]
+        return list(map(decoder, views))
     return _stacked(views, decoder.dtype, decoder.shape)
 
 

@@ -114,6 +114,7 @@ def limits(first: int, samples_at_once: int, bytes_at_once: int, together: int, 
         patch.setattr(batches, "SAMPLES_TO_LOCATE", samples_at_once)
         patch.setattr(batches, "BYTES_TO_LOCATE", bytes_at_once)
         patch.setattr(batches, "BYTES_TOGETHER", together)
+        patch.setattr(samples, "WORTH_A_TOUCH", 0)
         patch.setattr(samples, "files_to_keep_open", lambda: files)
         yield
 
@@ -229,6 +230,15 @@ def test_samples_with_the_same_fields_are_read_by_columns(monkeypatch, options):
     loader: Any = sl.ShardLoader(dataset_of(kept_corpus((9, 8)), **options), batch_size=2)
     assert len(list(loader)) == 9
     assert called == []
+
+
+def test_columns_that_fail_where_the_samples_are_good_are_wondered_at_once(monkeypatch, caplog):
+    monkeypatch.setattr(samples.SampleReader, "_column", lambda *_: 1 // 0)
+    loader = loader_of(kept_corpus((9, 8)), batch_size=2)
+    assert each_once(valid_of(loader), 17)
+    wondered = [each for each in caplog.messages if "one by one" in each]
+    assert len(wondered) == 1
+    assert "raised ZeroDivisionError" in wondered[0]
 
 
 @pytest.mark.parametrize("batch_size", [3, 4, 7, 48])
