@@ -89,7 +89,7 @@ def make_forms(turns: Sequence[Turn], options: Options) -> None:
 
 def _make(made: Form, options: Options) -> str:
     """Why the form could not be made; empty if it was, or is there."""
-    say(f"making {made.form} of {made.corpus}")
+    say(f"making {made.form} of {made.corpus}, {options.divide} times smaller")
     arguments = ["-m", "tools.corpora", made.corpus, "--form", made.form]
     arguments += ["--divide", str(options.divide), "--work", str(options.work)]
     return run_to_end(arguments, is_peer=made.is_peer)
@@ -114,6 +114,7 @@ def report(given: argparse.Namespace) -> dict[str, Any]:
         chosen = [each for each in chosen if not each.is_peer]
     turns = planned(chosen, options)
     make_forms(turns, options)
+    make_forms(turns, options.of_checks)
     about["versions"] = measure(turns, options, say)
     series = [turn.series for turn in turns]
     found = {

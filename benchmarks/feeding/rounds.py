@@ -1,13 +1,14 @@
 """Which measurements are made, in which order, and what is kept of each?
 
-Every loader is checked once: everything that it gives in a mode must have the corpus's digest, or
-it counts as failed and is not timed. Then come the rounds, in each of which every loader has its
-turn once, in an order that turns by one, so that a drift of the machine falls on all alike.
+Every loader is checked once, on a tenth of the corpus: everything that it gives in a mode must have
+the corpus's digest, or it counts as failed and is not timed. Then come the rounds, in each of which
+every loader has its turn once, in an order that turns by one, so that a drift of the machine falls
+on all alike.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.feeding.digest import Digest
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHECK_LIMIT_S: Final = 900.0
+CHECK_SHARE: Final = 10  # so many times fewer samples: the digests alone would take half an hour
 START_LIMIT_S: Final = 120.0  # imports, opening and closing, on top of what is timed
 REFERENCE: Final = "floor"
 IDLE: Final = "idle"
@@ -35,6 +37,11 @@ class Options:
     seconds: float
     divide: int
     work: Path
+
+    @property
+    def of_checks(self) -> Options:
+        """The same with the smaller corpora that are checked."""
+        return replace(self, divide=self.divide * CHECK_SHARE)
 
     def wants(self, loader: Loader) -> bool:
         """Whether a loader is measured; the limits always are."""
@@ -112,7 +119,7 @@ def measure(
 ) -> dict[str, dict[str, str]]:
     """Check every loader, then fill the series, round by round; returns the versions met."""
     versions: dict[str, dict[str, str]] = {}
-    _check_all(turns, options, say)
+    _check_all(turns, options.of_checks, say)
     for number in range(options.rounds):
         shift = number % max(1, len(turns))
         for turn in [*turns[shift:], *turns[:shift]]:
@@ -170,7 +177,7 @@ def _digest_of_reference(turn: Turn, options: Options) -> Digest:
     arguments = ["-m", "benchmarks.feeding.measure", "check", REFERENCE, corpus, turn.mode]
     arguments += ["--divide", str(options.divide), "--work", str(options.work)]
     ran = run(arguments, is_peer=False, limit_s=CHECK_LIMIT_S)
-    if ran.result is None or ran.result["samples"] != turn.corpus.num_samples:
+    if ran.result is None or ran.result["samples"] != corpus_of(corpus, options.divide).num_samples:
         raise RuntimeError(
             f"all loaders are held against the bare loop, and of {corpus} ({turn.mode}) it gave "
             f"{ran.result or ran.reason}: remove {options.work} and start again"
@@ -180,7 +187,8 @@ def _digest_of_reference(turn: Turn, options: Options) -> Digest:
 
 def _verdict(turn: Turn, reference: Digest, options: Options) -> str:
     """Why a loader has failed in a mode; empty if it gave what the corpus holds."""
-    arguments = _arguments(turn.loader, turn.corpus, turn.mode, "check", options)
+    corpus = corpus_of(turn.corpus.name, options.divide)
+    arguments = _arguments(turn.loader, corpus, turn.mode, "check", options)
     ran = run(arguments, is_peer=turn.loader.is_peer, limit_s=CHECK_LIMIT_S)
     return ran.reason if ran.result is None else _digest(ran.result).differs_from(reference)
 

@@ -127,8 +127,8 @@ Every figure is the median of the rounds, with the least and the most. Each meas
 of its own; rounds are interleaved. The clock runs from the call of `iter` (imports and opening lie
 before, workers are started after) to the corpus's end; a loader that takes longer than the limit is
 stopped there, and its figure is of what came until then. Page cache warm. Before the first round
-all that a loader gives in one pass was compared with the corpus, by a digest that does not depend
-on the order; a loader whose digest differs is listed as failed.
+all that a loader gives in one pass over a tenth of the corpus was compared with it, by a digest
+that does not depend on the order; a loader whose digest differs is listed as failed.
 
 The work: all fields of all samples. T: 256 texts as str, with the JSON. I: 64 images, the largest
 middle square resized bilinearly to 224x224 by Pillow, and the class. K: 8 rows as a uint16 tensor,
