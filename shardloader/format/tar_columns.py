@@ -287,12 +287,14 @@ class _Columns:
         return self._names()
 
     def _names(self) -> Words:
-        used = NAME_WORDS
-        while used > 1 and not self.column(used - 1).any():
+        last = NAME_WORDS - 1
+        ends = self.column(last) & _LOW_HALF  # the other half is none of the name
+        used = NAME_WORDS if ends.any() else last
+        while used > 1 and used < NAME_WORDS and not self.column(used - 1).any():
             used -= 1
         names = np.empty((used, self.num_rows), dtype=np.uint64)
         for word in range(used):
-            names[word] = self.column(word)
+            names[word] = self.column(word) if word < last else ends
         return names
 
     def _byte_sums(self) -> Words:
