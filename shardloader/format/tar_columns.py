@@ -5,7 +5,7 @@ columns of it. Ordinary are files and folders with ustar or GNU headers, all num
 perhaps after a PAX header whose records change nothing that is read here; then nothing but zeros
 from the end marker on. Whatever is not exactly that raises `Unusual`.
 
-Where the headers lie may be guessed (by their magic, where members are small) or followed from
+Where the headers lie may be guessed (by a mark, where members are small) or followed from
 one to the next (where they are large: their data is not touched). Either way a batch holds only
 if its headers are a chain: each is sound by its checksum, and the next is where it says.
 
@@ -33,11 +33,12 @@ Int64Array: TypeAlias = NDArray[np.int64]
 
 NAME_WORDS = 13  # 100 bytes of name, and 4 that are not
 _BLOCK_WORDS = BLOCK_BYTES // 8
-_CHUNK = 1024  # headers that fit a core's cache
+_HALF_WORDS = _BLOCK_WORDS // 2
+_CHUNK = 2048  # headers that fit a core's cache
 _ROWS = 16  # of a chunk, that are compared at a time
-_BATCH = 4096  # files: what a batch needs fits a core's cache, and numpy's calls cost little
+_BATCH = 8192  # files: what a batch needs fits a core's cache, and numpy's calls cost little
 _FIRST_BATCH = 64
-_NEAR_BLOCKS = 48  # up to so many a header, looking for magics costs less than following
+_NEAR_BLOCKS = 48  # up to so many a header, looking for marks costs less than following
 _ZEROS_CHUNK_BYTES = 1 << 20
 _MAX_RECORD_LAYOUTS = 64
 
@@ -53,8 +54,9 @@ def _bits(value: int | bytes) -> Words:
 
 # The kind word from its third byte on: the checksum's end, the typeflag, a link's first bytes.
 _FILE, _FOLDER, _PAX = (_bits(b"\0 %b\0\0\0" % typeflag) for typeflag in (b"0", b"5", b"x"))
-_POSIX_MAGIC, _GNU_MAGIC, _ANY_MAGIC = map(_bits, (b"\0ustar\x000", b"\0ustar  ", b"\0ustar"))
-_MAGIC_BITS = _bits((1 << 48) - 1)
+_POSIX_MAGIC, _GNU_MAGIC = map(_bits, (b"\0ustar\x000", b"\0ustar  "))
+# A header's mark: the NUL and the space behind the checksum, any typeflag, no link.
+_MARK, _MARK_BITS = _bits(b"\0 "), _bits(b"\xff\xff\0\xff\xff\xff\0\0")
 _SPACE, _ZERO = _bits(b" "), _bits(b"0")
 _BYTE_0, _BYTE_1, _BYTES_0_AND_1 = _bits(0xFF), _bits(0xFF00), _bits(0xFFFF)
 _LOW_HALF, _HIGH_HALF = _bits((1 << 32) - 1), _bits((1 << 64) - (1 << 32))
@@ -66,6 +68,7 @@ _SIX_OF_16, _TWELVE_OF_32, _LAST_24 = (
     _bits(b"\xff\x0f\0\0" * 2),
     _bits(0xFFFFFF),
 )
+_NO_NAMES, _NO_NUMBERS = np.zeros((1, 0), dtype=np.uint64), np.zeros(0, dtype=np.int64)
 _3, _6, _8, _12, _16, _21, _32, _48, _56 = map(_bits, (3, 6, 8, 12, 16, 21, 32, 48, 56))
 
 
@@ -106,18 +109,10 @@ class _Archive:
     def __init__(self, view: memoryview, blocks: Words) -> None:
         self.view = view
         self.blocks = blocks
-        # The words from size to kind of each block, as one item: one access to memory, not three.
-        self.middles: NDArray[np.void] = np.ndarray(
-            (len(blocks),),
-            dtype=f"V{8 * (_KIND_WORD + 1 - _SIZE_WORD)}",
-            buffer=view,
-            offset=8 * _SIZE_WORD,
-            strides=(BLOCK_BYTES,),
-        )
-        self.records = _Records()
-        space = np.empty((_CHUNK, _BLOCK_WORDS), dtype=np.uint64)
-        self.tables = {kind: _Table(blocks, space) for kind in ("file", "folder", "pax")}
-        self.magics_mislead = False  # an archive in the archive, most likely
+        self.records = _Records(view)
+        self.space = _Space(blocks)
+        self.tables = _Tables(self.space)
+        self.marks_mislead = False  # an archive in the archive, most likely
 
     def ends_at(self, block: int) -> bool:
         """Whether the end marker is here; nothing but zeros may follow it."""
@@ -133,23 +128,25 @@ class _Archive:
 
     def headers(self, block: int, limit: int, blocks_a_header: float) -> _Headers:
         """Read the next headers, about `limit` of them, that lie in a chain from `block` on."""
-        if blocks_a_header <= _NEAR_BLOCKS and not self.magics_mislead:
+        if blocks_a_header <= _NEAR_BLOCKS and not self.marks_mislead:
             stop = block + max(_FIRST_BATCH, int(limit * blocks_a_header))
-            headers = self._read(self._guessed(block, stop))
-            if headers is not None and headers.positions[0] == block and headers.are_a_chain():
+            headers = self._read(*self._guessed(block, stop))
+            if headers is not None and headers.are_a_chain_from(block):
                 return headers
-            self.magics_mislead = True
-        headers = self._read(self._followed(block, limit))
-        if headers is None or not headers.are_a_chain():
+            self.marks_mislead = True
+            self.tables = _Tables(self.space)  # what was no header may have varied widely
+        headers = self._read(*self._followed(block, limit))
+        if headers is None or not headers.are_a_chain_from(block):
             raise Unusual
         return headers
 
-    def _guessed(self, start: int, stop: int) -> Int64Array:
-        """Find the blocks that have a header's magic."""
-        magics = self.blocks[start:stop, _MAGIC_WORD] & _MAGIC_BITS
-        return np.flatnonzero(magics == _ANY_MAGIC) + start
+    def _guessed(self, start: int, stop: int) -> tuple[Int64Array, Words]:
+        """Find the blocks that have a header's mark, and what they say of their kind."""
+        words = self.blocks[start:stop, _KIND_WORD] >> _16
+        places = np.flatnonzero((words & _MARK_BITS) == _MARK)
+        return places + start, words[places]
 
-    def _followed(self, block: int, limit: int) -> Int64Array:
+    def _followed(self, block: int, limit: int) -> tuple[Int64Array, Words]:
         """Go from header to header; what stands in them is not checked here."""
         view, num_blocks = self.view, len(self.blocks)
         found: list[int] = []
@@ -161,97 +158,179 @@ class _Archive:
                 break
             found.append(block)
             block += 1 - (-size // BLOCK_BYTES)
-        return np.array(found, dtype=np.int64)
+        positions = np.array(found, dtype=np.int64)
+        return positions, self.blocks[positions, _KIND_WORD] >> _16
 
-    def _read(self, positions: Int64Array) -> _Headers | None:
+    def _read(self, positions: Int64Array, kinds: Words) -> _Headers | None:
         """Read the headers that lie at these blocks, up to the last one of a member."""
-        if not len(positions):
-            return None
-        sizes_to_kinds = self.middles[positions].view("<u8").reshape(len(positions), -1).T
-        kinds = sizes_to_kinds[-1] >> _16
-        members = np.flatnonzero(kinds != _PAX)
+        is_file, is_pax = kinds == _FILE, kinds == _PAX
+        if is_file.all() and len(positions):
+            return _Headers(self, positions, {"file": None})
+        members = np.flatnonzero(~is_pax)
         if not len(members):
             return None
         count = int(members[-1]) + 1
-        return _Headers(self, positions[:count], sizes_to_kinds[:2, :count], kinds[:count])
+        is_folder = kinds == _FOLDER
+        if not (is_file | is_pax | is_folder).all():
+            return None
+        masks = {"file": is_file[:count], "pax": is_pax[:count], "folder": is_folder[:count]}
+        return _Headers(self, positions[:count], masks)
 
 
 class _Headers:
-    """A batch of headers, and what they say; only a sound one gives its files."""
+    """A batch of headers, and what they say; only a sound one gives its files.
+
+    `masks` tells which are of what kind; None is all of them.
+    """
 
     def __init__(
-        self, archive: _Archive, positions: Int64Array, size_words: Words, kinds: Words
+        self,
+        archive: _Archive,
+        positions: Int64Array,
+        masks: dict[str, NDArray[np.bool_] | None],
     ) -> None:
         self.archive = archive
         self.positions = positions
-        self.kinds = kinds
-        first, last = size_words
-        high, low = (first & _HIGH_HALF) | _FOUR_ZEROS, (last << _8) | _ZERO
-        end = last >> _56
-        self.sound = _are_octal(high) & _are_octal(low) & ((end == 0) | (end == _SPACE))
-        self.sizes = ((_octal(high) << _21) | _octal(low)).astype(np.int64)
+        self.groups: dict[str, _Group] = {}
+        self.sizes = np.empty(len(positions), dtype=np.int64)
+        for kind, mask in masks.items():
+            chosen = positions if mask is None else positions[mask]
+            if not len(chosen):
+                continue
+            group = self.groups[kind] = _Group(chosen, archive.tables.read(kind, chosen))
+            self.sizes[slice(None) if mask is None else mask] = group.sizes
         self.next = positions + 1 + ((self.sizes + (BLOCK_BYTES - 1)) >> 9)
         self.stop = int(self.next[-1])
 
-    def are_a_chain(self) -> bool:
-        return bool((self.next[:-1] == self.positions[1:]).all())
+    def are_a_chain_from(self, block: int) -> bool:
+        begin = int(self.positions[0]) == block
+        return begin and bool((self.next[:-1] == self.positions[1:]).all())
 
     def files(self) -> Files:
         """Give the files among the members, if all is as it should be."""
-        _require(self.sound)
-        positions, sizes = self.positions, self.sizes
-        chosen = self.kinds == _FILE
-        if not chosen.all():
-            self._check_others(chosen)
-            positions, sizes = positions[chosen], sizes[chosen]
-        names = self.archive.tables["file"].read(positions).checked_names()
-        return Files(names=names, offsets=(positions + 1) * BLOCK_BYTES, sizes=sizes)
+        for group in self.groups.values():
+            group.columns.check()
+        if "folder" in self.groups:
+            _require(self.groups["folder"].sizes == 0)
+        if "pax" in self.groups:
+            pax = self.groups["pax"]
+            self.archive.records.check(pax.positions + 1, pax.sizes)
+        if "file" not in self.groups:
+            return Files(names=_NO_NAMES, offsets=_NO_NUMBERS, sizes=_NO_NUMBERS)
+        files = self.groups["file"]
+        return Files(
+            names=files.columns.names(),
+            offsets=(files.positions + 1) * BLOCK_BYTES,
+            sizes=files.sizes,
+        )
 
-    def _check_others(self, files: NDArray[np.bool_]) -> None:
-        """Check what is no file: folders, which have no data, and PAX headers."""
-        pax, folders = self.kinds == _PAX, self.kinds == _FOLDER
-        _require(files | pax | (folders & (self.sizes == 0)))
-        archive = self.archive
-        archive.tables["pax"].read(self.positions[pax]).checked_names()
-        archive.tables["folder"].read(self.positions[folders]).checked_names()
-        archive.records.check(archive.blocks, self.positions[pax] + 1, self.sizes[pax])
+
+class _Group:
+    """The headers of one kind."""
+
+    def __init__(self, positions: Int64Array, columns: _Columns) -> None:
+        self.positions = positions
+        self.columns = columns
+        self.sizes = np.broadcast_to(columns.sizes(), (len(positions),))
+
+
+class _Tables:
+    """A table of the headers of each kind."""
+
+    def __init__(self, space: _Space) -> None:
+        self._tables = {kind: _Table(space) for kind in ("file", "folder", "pax")}
+
+    def read(self, kind: str, positions: Int64Array) -> _Columns:
+        """Read the headers that lie at these blocks and are of this kind."""
+        return self._tables[kind].read(positions)
+
+
+class _Space:
+    """Memory for the rows of a chunk, used again and again: new memory is slow.
+
+    The halves of headers lie apart: the second mostly is the same in all.
+    """
+
+    def __init__(self, blocks: Words) -> None:
+        self.blocks = blocks
+        self._halves = blocks.reshape(2 * len(blocks), _HALF_WORDS)
+        self.bytes = bytearray(_CHUNK * _HALF_WORDS * 8), bytearray(_CHUNK * _HALF_WORDS * 8)
+        self._rows = tuple(
+            np.frombuffer(half, dtype=np.uint64).reshape(_CHUNK, _HALF_WORDS) for half in self.bytes
+        )
+
+    def take(self, half: int, positions: Int64Array) -> Words:
+        """Copy a half of the blocks at `positions` and give it, a row each."""
+        rows = self._rows[half][: len(positions)]
+        np.take(self._halves, 2 * positions + half, axis=0, out=rows, mode="clip")
+        return rows
 
 
 class _Table:
     """Reads headers by columns, those that vary: most words are the same in all of a kind."""
 
-    def __init__(self, blocks: Words, space: Words) -> None:
-        self.blocks = blocks
-        self.space = space  # for the rows of a chunk: new memory is slow
-        self.varied = np.zeros(_BLOCK_WORDS, dtype=bool)  # words that did so far
+    def __init__(self, space: _Space) -> None:
+        self._halves = _HalfTable(space, 0), _HalfTable(space, 1)
+        self._blocks = space.blocks
 
     def read(self, positions: Int64Array) -> _Columns:
         """Read the headers that lie at these blocks."""
-        if not len(positions):
-            return _Columns(0, self.space[0], {})
-        kept = np.flatnonzero(self.varied)
+        first = self._blocks[int(positions[0])]
+        front, back = (half.read(positions) for half in self._halves)
+        return _Columns(len(positions), first, front | back)
+
+
+class _HalfTable:
+    def __init__(self, space: _Space, half: int) -> None:
+        self._space = space
+        self._half = half
+        self._varied = np.zeros(_HALF_WORDS, dtype=bool)  # words that did so far
+        self._pattern: Words = np.zeros(_ROWS * _HALF_WORDS, dtype=np.uint64)
+        self._expected = b""  # the bytes of a chunk where nothing varies
+
+    def read(self, positions: Int64Array) -> dict[int, Words]:
+        """Give the columns of the words that vary, by the words' places in the block."""
+        kept = np.flatnonzero(self._varied).tolist()
         columns = np.empty((len(kept), len(positions)), dtype=np.uint64)
-        first = self.blocks[positions[0]]
-        pattern = np.concatenate([first] * _ROWS)
-        varies = np.zeros(_BLOCK_WORDS, dtype=bool)
         for start in range(0, len(positions), _CHUNK):
             chunk = positions[start : start + _CHUNK]
-            rows = self.space[: len(chunk)]
-            np.take(self.blocks, chunk, axis=0, out=rows, mode="clip")
-            columns[:, start : start + len(chunk)] = rows.T[kept]
-            varies |= ~self._same(len(chunk), first, pattern)
-        if (varies & ~self.varied).any():
-            self.varied |= varies
-            return self.read(positions)
-        return _Columns(len(positions), first, dict(zip(kept.tolist(), columns, strict=True)))
+            rows = self._space.take(self._half, chunk)
+            if not start:
+                self._expect(rows[0])
+            for column, word in zip(columns, kept, strict=True):
+                column[start : start + len(chunk)] = rows[:, word]
+            if not self._is_expected(rows, whether_all=not kept):
+                return self.read(positions)  # more columns
+        before = self._half * _HALF_WORDS
+        return {before + word: column for word, column in zip(kept, columns, strict=True)}
 
-    def _same(self, num_rows: int, first: Words, pattern: Words) -> NDArray[np.bool_]:
+    def _expect(self, row: Words) -> None:
+        if (self._pattern[:_HALF_WORDS] != row).any():
+            self._pattern = np.concatenate([row] * _ROWS)
+            self._expected = b""
+
+    def _is_expected(self, rows: Words, *, whether_all: bool) -> bool:
+        """Whether no word varies that has not done so before; take note of those that do."""
+        if whether_all:
+            self._expected = self._expected or self._pattern[:_HALF_WORDS].tobytes() * _CHUNK
+            expected = memoryview(self._expected)[: rows.nbytes]
+            if self._space.bytes[self._half].startswith(expected):  # by far the fastest
+                return True
+        varies = ~self._same(rows)
+        if (varies <= self._varied).all():
+            return True
+        self._varied |= varies
+        return False
+
+    def _same(self, rows: Words) -> NDArray[np.bool_]:
         """Tell which words are the same in all rows; several rows at a time, for long loops."""
-        num_wide = -(-num_rows // _ROWS)
-        self.space[num_rows : num_wide * _ROWS] = first
-        rows = self.space[: num_wide * _ROWS].reshape(num_wide, _ROWS * _BLOCK_WORDS)
-        narrowed = np.logical_and.reduce(rows == pattern, axis=0)
-        same: NDArray[np.bool_] = narrowed.reshape(_ROWS, _BLOCK_WORDS).all(axis=0)
+        num_wide = len(rows) // _ROWS
+        wide = rows[: num_wide * _ROWS].reshape(num_wide, _ROWS * _HALF_WORDS)
+        narrowed = np.logical_and.reduce(wide == self._pattern, axis=0)
+        same: NDArray[np.bool_] = narrowed.reshape(_ROWS, _HALF_WORDS).all(axis=0)
+        rest = rows[num_wide * _ROWS :]
+        if len(rest):
+            same &= (rest == self._pattern[:_HALF_WORDS]).all(axis=0)
         return same
 
 
@@ -267,41 +346,59 @@ class _Columns:
         found = self.varying.get(word)
         return self.first[word : word + 1] if found is None else found
 
-    def checked_names(self) -> Words:
-        """Check all that a header holds besides kind and size; give the names by columns."""
-        if not self.num_rows:
-            return np.zeros((1, 0), dtype=np.uint64)
+    def sizes(self) -> Int64Array:
+        """Read the sizes, whatever stands there: one for all headers, or one for each."""
+        high, low = self._size_digits()
+        return ((_octal(high) << _21) | _octal(low)).astype(np.int64)
+
+    def _size_digits(self) -> tuple[Words, Words]:
+        first, last = self.column(_SIZE_WORD), self.column(_SIZE_WORD + 1)
+        return (first & _HIGH_HALF) | _FOUR_ZEROS, (last << _8) | _ZERO
+
+    def check(self) -> None:
+        """Check all that a header holds besides its kind."""
+        high, low = self._size_digits()
+        end = self.column(_SIZE_WORD + 1) >> _56
         magic, version = self.column(_MAGIC_WORD), self.column(_VERSION_WORD) & _BYTE_0
         posix = (magic == _POSIX_MAGIC) & (version == _ZERO)
         gnu = (magic == _GNU_MAGIC) & (version == 0)
-        low, high = self.column(_SUM_WORD) >> _32, self.column(_KIND_WORD)
-        digits = _TWO_ZEROS | (low << _16) | (high << _48)
-        # The field counts as eight spaces; it holds six digits, a NUL and a space.
-        difference = 7 * ord(" ") + 2 * ord("0") - _byte_sums([digits])
+        sum_high, sum_low = self.column(_SUM_WORD) >> _32, self.column(_KIND_WORD)
+        digits = _TWO_ZEROS | (sum_high << _16) | (sum_low << _48)
         _require(
+            _are_octal(high),
+            _are_octal(low),
+            (end == 0) | (end == _SPACE),
             posix | gnu,
             (self.column(_PREFIX_WORD) & _BYTE_1) == 0,
             _are_octal(digits),
-            self._byte_sums() + difference == _octal(digits),
+            self._byte_sums() == _octal(digits),
         )
-        return self._names()
 
-    def _names(self) -> Words:
+    def names(self) -> Words:
         last = NAME_WORDS - 1
         ends = self.column(last) & _LOW_HALF  # the other half is none of the name
-        used = NAME_WORDS if ends.any() else last
-        while used > 1 and used < NAME_WORDS and not self.column(used - 1).any():
-            used -= 1
+        used = NAME_WORDS
+        if not ends.any():
+            in_use = (word for word in range(last) if word in self.varying or self.first[word])
+            used = 1 + max(in_use, default=0)
         names = np.empty((used, self.num_rows), dtype=np.uint64)
         for word in range(used):
             names[word] = self.column(word) if word < last else ends
         return names
 
     def _byte_sums(self) -> Words:
-        same = self.first.view(np.uint8).sum(dtype=np.uint64)
-        for word in self.varying:
-            same -= self.first[word : word + 1].view(np.uint8).sum(dtype=np.uint64)
-        sums: Words = _byte_sums(self.varying.values()) + same
+        """Add the bytes of each header, where those of the checksum count as spaces."""
+        blank = self.first.copy()
+        blank[list(self.varying)] = 0
+        blank[_SUM_WORD] &= _LOW_HALF
+        blank[_KIND_WORD] = self.first[_KIND_WORD] & _HIGH_HALF  # the same in all of a kind
+        columns = [
+            column & _LOW_HALF if word == _SUM_WORD else column
+            for word, column in self.varying.items()
+            if word != _KIND_WORD
+        ]
+        same = blank.view(np.uint8).sum(dtype=np.uint64) + np.uint64(8 * ord(" "))
+        sums: Words = _byte_sums(columns) + same
         return sums
 
 
@@ -333,48 +430,61 @@ def _byte_sums(columns: Iterable[Words]) -> Words:
     return (total & _LOW_HALF) + (total >> _32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Layout:
-    """What PAX records of one size look like, but for their values."""
+    """What PAX records of one size look like, but for their values.
+
+    `rules` are words' places, masks and what is expected there.
+    """
 
     size: int
-    mask: Words
-    expected: Words
+    rules: tuple[tuple[int, np.uint64, np.uint64], ...]
+    times_met: int = 0
+
+    def is_that_of(self, columns: Words, sizes: Int64Array) -> NDArray[np.bool_]:
+        same: NDArray[np.bool_] = sizes == self.size
+        for word, mask, expected in self.rules:
+            if word < len(columns):  # of another size, where rows are shorter
+                same &= (columns[word] & mask) == expected
+        return same
 
 
 class _Records:
     """Checks that PAX records change nothing, by layouts that were read carefully once."""
 
-    def __init__(self) -> None:
-        self.layouts: list[_Layout] = []
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._layouts: list[_Layout] = []
 
-    def check(self, blocks: Words, positions: Int64Array, sizes: Int64Array) -> None:
+    def check(self, positions: Int64Array, sizes: Int64Array) -> None:
         """Check the records that lie at these blocks and have these sizes, in bytes."""
-        if not len(positions):
-            return
-        if sizes.min() < 1 or sizes.max() > BLOCK_BYTES or positions[-1] >= len(blocks):
+        num_blocks = len(self._view) // BLOCK_BYTES
+        if sizes.min() < 1 or sizes.max() > BLOCK_BYTES or positions[-1] >= num_blocks:
             raise Unusual
-        rows = blocks[:, : -(-int(sizes.max()) // 8)][positions]
-        for layout in self.layouts:
-            left = ~_have_layout(rows, sizes, layout)
-            rows, sizes = rows[left], sizes[left]
-            if not len(rows):
-                return
-        while len(rows):
-            layout = _layout(rows[0].tobytes()[: int(sizes[0])])
-            self.layouts.append(layout)
-            if len(self.layouts) > _MAX_RECORD_LAYOUTS:
+        width = -(-int(sizes.max()) // 8)
+        # All words in question of a block as one item: one access to memory, not several.
+        items: NDArray[np.void] = np.ndarray(
+            (num_blocks,), dtype=f"V{8 * width}", buffer=self._view, strides=(BLOCK_BYTES,)
+        )
+        rows = items[positions].view("<u8").reshape(len(positions), width)
+        columns = np.ascontiguousarray(rows.T)
+        for layout in self._layouts:
+            columns, sizes = _without(layout, columns, sizes)
+            if not len(sizes):
+                break
+        while len(sizes):
+            if len(self._layouts) == _MAX_RECORD_LAYOUTS:
                 raise Unusual
-            left = ~_have_layout(rows, sizes, layout)
-            rows, sizes = rows[left], sizes[left]
+            self._layouts.append(_layout(columns[:, 0].tobytes()[: int(sizes[0])]))
+            columns, sizes = _without(self._layouts[-1], columns, sizes)
+        self._layouts.sort(key=lambda layout: -layout.times_met)
 
 
-def _have_layout(rows: Words, sizes: Int64Array, layout: _Layout) -> NDArray[np.bool_]:
-    same: NDArray[np.bool_] = sizes == layout.size
-    width = min(rows.shape[1], len(layout.mask))  # of another size, where rows are shorter
-    for word in range(width):
-        same &= (rows[:, word] & layout.mask[word]) == layout.expected[word]
-    return same
+def _without(layout: _Layout, columns: Words, sizes: Int64Array) -> tuple[Words, Int64Array]:
+    """Leave out the records of a layout."""
+    left = np.flatnonzero(~layout.is_that_of(columns, sizes))
+    layout.times_met += len(sizes) - len(left)
+    return columns.take(left, axis=1), sizes[left]
 
 
 def _layout(content: bytes) -> _Layout:
@@ -393,7 +503,8 @@ def _layout(content: bytes) -> _Layout:
         value = content.index(b"=", space) + 1
         mask[value : end - 1] = bytes(end - 1 - value)
         position = end
-    mask_words = np.frombuffer(mask, dtype="<u8")
-    expected = np.frombuffer(content.ljust(BLOCK_BYTES, b"\0"), dtype="<u8") & mask_words
-    num_words = -(-len(content) // 8)
-    return _Layout(size=len(content), mask=mask_words[:num_words], expected=expected[:num_words])
+    masks = np.frombuffer(mask, dtype="<u8")
+    expected = np.frombuffer(content.ljust(BLOCK_BYTES, b"\0"), dtype="<u8") & masks
+    places = np.flatnonzero(masks).tolist()
+    rules = tuple((place, masks[place], expected[place]) for place in places)
+    return _Layout(size=len(content), rules=rules)
