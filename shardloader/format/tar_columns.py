@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 Words: TypeAlias = NDArray[np.uint64]
 Int64Array: TypeAlias = NDArray[np.int64]
+_Places: TypeAlias = "slice | Int64Array"
 
 NAME_WORDS = 13  # 100 bytes of name, and 4 that are not
 _BLOCK_WORDS = BLOCK_BYTES // 8
 _HALF_WORDS = _BLOCK_WORDS // 2
 _CHUNK = 2048  # headers that fit a core's cache
-_ROWS = 16  # of a chunk, that are compared at a time
 _BATCH = 8192  # files: what a batch needs fits a core's cache, and numpy's calls cost little
 _FIRST_BATCH = 64
 _NEAR_BLOCKS = 48  # up to so many a header, looking for marks costs less than following
@@ -163,42 +163,48 @@ class _Archive:
 
     def _read(self, positions: Int64Array, kinds: Words) -> _Headers | None:
         """Read the headers that lie at these blocks, up to the last one of a member."""
-        is_file, is_pax = kinds == _FILE, kinds == _PAX
-        if is_file.all() and len(positions):
-            return _Headers(self, positions, {"file": None})
-        members = np.flatnonzero(~is_pax)
-        if not len(members):
+        places = _places_of_kinds(kinds)
+        if places is None:
             return None
-        count = int(members[-1]) + 1
-        is_folder = kinds == _FOLDER
-        if not (is_file | is_pax | is_folder).all():
-            return None
-        masks = {"file": is_file[:count], "pax": is_pax[:count], "folder": is_folder[:count]}
-        return _Headers(self, positions[:count], masks)
+        count, by_kind = places
+        return _Headers(self, positions[:count], by_kind)
+
+
+def _places_of_kinds(kinds: Words) -> tuple[int, dict[str, _Places]] | None:
+    """Tell where in a batch the headers of each kind are, up to the last one of a member.
+
+    None if there is no member, or a kind of header that is not read here.
+    """
+    is_file, is_pax = kinds == _FILE, kinds == _PAX
+    if len(kinds) and is_file.all():
+        return len(kinds), {"file": slice(None)}
+    if len(kinds) > 1 and is_pax[::2].all() and is_file[1::2].all():
+        return len(kinds) // 2 * 2, {"pax": slice(0, None, 2), "file": slice(1, None, 2)}
+    is_folder = kinds == _FOLDER
+    members = np.flatnonzero(~is_pax)
+    if not len(members) or not (is_file | is_pax | is_folder).all():
+        return None
+    count = int(members[-1]) + 1
+    masks = {"file": is_file, "pax": is_pax, "folder": is_folder}
+    return count, {kind: np.flatnonzero(mask[:count]) for kind, mask in masks.items()}
 
 
 class _Headers:
-    """A batch of headers, and what they say; only a sound one gives its files.
-
-    `masks` tells which are of what kind; None is all of them.
-    """
+    """A batch of headers, and what they say; only a sound one gives its files."""
 
     def __init__(
-        self,
-        archive: _Archive,
-        positions: Int64Array,
-        masks: dict[str, NDArray[np.bool_] | None],
+        self, archive: _Archive, positions: Int64Array, places_by_kind: dict[str, _Places]
     ) -> None:
         self.archive = archive
         self.positions = positions
         self.groups: dict[str, _Group] = {}
         self.sizes = np.empty(len(positions), dtype=np.int64)
-        for kind, mask in masks.items():
-            chosen = positions if mask is None else positions[mask]
+        for kind, places in places_by_kind.items():
+            chosen = positions[places]
             if not len(chosen):
                 continue
             group = self.groups[kind] = _Group(chosen, archive.tables.read(kind, chosen))
-            self.sizes[slice(None) if mask is None else mask] = group.sizes
+            self.sizes[places] = group.sizes
         self.next = positions + 1 + ((self.sizes + (BLOCK_BYTES - 1)) >> 9)
         self.stop = int(self.next[-1])
 
@@ -209,6 +215,7 @@ class _Headers:
     def files(self) -> Files:
         """Give the files among the members, if all is as it should be."""
         for group in self.groups.values():
+            _require(*group.size_is_sound)
             group.columns.check()
         if "folder" in self.groups:
             _require(self.groups["folder"].sizes == 0)
@@ -231,7 +238,13 @@ class _Group:
     def __init__(self, positions: Int64Array, columns: _Columns) -> None:
         self.positions = positions
         self.columns = columns
-        self.sizes = np.broadcast_to(columns.sizes(), (len(positions),))
+        first, last = columns.column(_SIZE_WORD), columns.column(_SIZE_WORD + 1)
+        high, low = (first & _HIGH_HALF) | _FOUR_ZEROS, (last << _8) | _ZERO
+        end = last >> _56
+        self.size_is_sound = _are_octal(high), _are_octal(low), (end == 0) | (end == _SPACE)
+        # One for all headers, or one for each; if it is not sound, it may be anything.
+        sizes = ((_octal(high) << _21) | _octal(low)).astype(np.int64)
+        self.sizes: Int64Array = np.broadcast_to(sizes, (len(positions),))
 
 
 class _Tables:
@@ -253,17 +266,21 @@ class _Space:
 
     def __init__(self, blocks: Words) -> None:
         self.blocks = blocks
-        self._halves = blocks.reshape(2 * len(blocks), _HALF_WORDS)
-        self.bytes = bytearray(_CHUNK * _HALF_WORDS * 8), bytearray(_CHUNK * _HALF_WORDS * 8)
-        self._rows = tuple(
-            np.frombuffer(half, dtype=np.uint64).reshape(_CHUNK, _HALF_WORDS) for half in self.bytes
-        )
+        halves = blocks.reshape(2 * len(blocks), _HALF_WORDS)
+        self._halves = halves, halves[1:]  # row 2 * n is half a block n
+        self._bytes = bytearray(_CHUNK * _HALF_WORDS * 8)
+        self._rows = np.frombuffer(self._bytes, dtype=np.uint64).reshape(_CHUNK, _HALF_WORDS)
 
-    def take(self, half: int, positions: Int64Array) -> Words:
-        """Copy a half of the blocks at `positions` and give it, a row each."""
-        rows = self._rows[half][: len(positions)]
-        np.take(self._halves, 2 * positions + half, axis=0, out=rows, mode="clip")
+    def take(self, half: int, doubled_positions: Int64Array) -> Words:
+        """Copy a half of some blocks and give it, a row each, until the next call."""
+        rows = self._rows[: len(doubled_positions)]
+        self._halves[half].take(doubled_positions, axis=0, out=rows, mode="clip")
         return rows
+
+    def holds_only(self, row: Words, num_rows: int) -> bool:
+        """Whether each of the first rows is `row`: each is the one before; bytes compare fast."""
+        behind_the_first = memoryview(self._bytes)[row.nbytes : num_rows * row.nbytes]
+        return bool((self._rows[0] == row).all()) and self._bytes.startswith(behind_the_first)
 
 
 class _Table:
@@ -276,62 +293,34 @@ class _Table:
     def read(self, positions: Int64Array) -> _Columns:
         """Read the headers that lie at these blocks."""
         first = self._blocks[int(positions[0])]
-        front, back = (half.read(positions) for half in self._halves)
+        front, back = (half.read(2 * positions) for half in self._halves)
         return _Columns(len(positions), first, front | back)
 
 
 class _HalfTable:
+    """Reads half of each header, and learns which words of it vary."""
+
     def __init__(self, space: _Space, half: int) -> None:
         self._space = space
         self._half = half
         self._varied = np.zeros(_HALF_WORDS, dtype=bool)  # words that did so far
-        self._pattern: Words = np.zeros(_ROWS * _HALF_WORDS, dtype=np.uint64)
-        self._expected = b""  # the bytes of a chunk where nothing varies
 
-    def read(self, positions: Int64Array) -> dict[int, Words]:
+    def read(self, doubled_positions: Int64Array) -> dict[int, Words]:
         """Give the columns of the words that vary, by the words' places in the block."""
         kept = np.flatnonzero(self._varied).tolist()
-        columns = np.empty((len(kept), len(positions)), dtype=np.uint64)
-        for start in range(0, len(positions), _CHUNK):
-            chunk = positions[start : start + _CHUNK]
-            rows = self._space.take(self._half, chunk)
-            if not start:
-                self._expect(rows[0])
+        columns = np.empty((len(kept), len(doubled_positions)), dtype=np.uint64)
+        for start in range(0, len(doubled_positions), _CHUNK):
+            rows = self._space.take(self._half, doubled_positions[start : start + _CHUNK])
             for column, word in zip(columns, kept, strict=True):
-                column[start : start + len(chunk)] = rows[:, word]
-            if not self._is_expected(rows, whether_all=not kept):
-                return self.read(positions)  # more columns
+                column[start : start + len(rows)] = rows[:, word]
+                rows[:, word] = 0
+            if not start:
+                same = rows[0].copy()
+            if not self._space.holds_only(same, len(rows)):
+                self._varied |= (rows != same).any(axis=0)
+                return self.read(doubled_positions)  # more columns
         before = self._half * _HALF_WORDS
         return {before + word: column for word, column in zip(kept, columns, strict=True)}
-
-    def _expect(self, row: Words) -> None:
-        if (self._pattern[:_HALF_WORDS] != row).any():
-            self._pattern = np.concatenate([row] * _ROWS)
-            self._expected = b""
-
-    def _is_expected(self, rows: Words, *, whether_all: bool) -> bool:
-        """Whether no word varies that has not done so before; take note of those that do."""
-        if whether_all:
-            self._expected = self._expected or self._pattern[:_HALF_WORDS].tobytes() * _CHUNK
-            expected = memoryview(self._expected)[: rows.nbytes]
-            if self._space.bytes[self._half].startswith(expected):  # by far the fastest
-                return True
-        varies = ~self._same(rows)
-        if (varies <= self._varied).all():
-            return True
-        self._varied |= varies
-        return False
-
-    def _same(self, rows: Words) -> NDArray[np.bool_]:
-        """Tell which words are the same in all rows; several rows at a time, for long loops."""
-        num_wide = len(rows) // _ROWS
-        wide = rows[: num_wide * _ROWS].reshape(num_wide, _ROWS * _HALF_WORDS)
-        narrowed = np.logical_and.reduce(wide == self._pattern, axis=0)
-        same: NDArray[np.bool_] = narrowed.reshape(_ROWS, _HALF_WORDS).all(axis=0)
-        rest = rows[num_wide * _ROWS :]
-        if len(rest):
-            same &= (rest == self._pattern[:_HALF_WORDS]).all(axis=0)
-        return same
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,28 +335,14 @@ class _Columns:
         found = self.varying.get(word)
         return self.first[word : word + 1] if found is None else found
 
-    def sizes(self) -> Int64Array:
-        """Read the sizes, whatever stands there: one for all headers, or one for each."""
-        high, low = self._size_digits()
-        return ((_octal(high) << _21) | _octal(low)).astype(np.int64)
-
-    def _size_digits(self) -> tuple[Words, Words]:
-        first, last = self.column(_SIZE_WORD), self.column(_SIZE_WORD + 1)
-        return (first & _HIGH_HALF) | _FOUR_ZEROS, (last << _8) | _ZERO
-
     def check(self) -> None:
-        """Check all that a header holds besides its kind."""
-        high, low = self._size_digits()
-        end = self.column(_SIZE_WORD + 1) >> _56
+        """Check all that a header holds besides kind and size."""
         magic, version = self.column(_MAGIC_WORD), self.column(_VERSION_WORD) & _BYTE_0
         posix = (magic == _POSIX_MAGIC) & (version == _ZERO)
         gnu = (magic == _GNU_MAGIC) & (version == 0)
         sum_high, sum_low = self.column(_SUM_WORD) >> _32, self.column(_KIND_WORD)
         digits = _TWO_ZEROS | (sum_high << _16) | (sum_low << _48)
         _require(
-            _are_octal(high),
-            _are_octal(low),
-            (end == 0) | (end == _SPACE),
             posix | gnu,
             (self.column(_PREFIX_WORD) & _BYTE_1) == 0,
             _are_octal(digits),
