@@ -35,7 +35,6 @@ _ODD = np.array(0xD6E8FEB86659FD93, dtype=np.uint64)
 _ODDS = [np.array(0x9E3779B97F4A7C15 + 2 * word, dtype=np.uint64) for word in range(NAME_WORDS)]
 _29, _32 = np.array(29, dtype=np.uint64), np.array(32, dtype=np.uint64)
 _SEVEN_BYTES = np.array((1 << 56) - 1, dtype=np.uint64)
-_NAME_BYTES_OF_THE_LAST_WORD = np.array((1 << 32) - 1, dtype=np.uint64)  # it has 100 bytes
 _ROW = 8 * NAME_WORDS
 
 _BEFORE = np.tri(_ROW + 1, _ROW, -1, dtype=bool)  # row n has n times True
@@ -156,10 +155,7 @@ def _text(names: Words) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     Behind the rows the flat bytes go on, so that any row can be read as if it were the longest.
     """
     used, rows = names.shape
-    last = names[-1]
-    if used == NAME_WORDS:
-        last &= _NAME_BYTES_OF_THE_LAST_WORD
-    width = used + bool((last > _SEVEN_BYTES).any())
+    width = used + bool((names[-1] > _SEVEN_BYTES).any())
     flat = np.empty(rows * width + NAME_WORDS, dtype=np.uint64)
     flat[rows * width :] = 0
     text = flat[: rows * width].reshape(rows, width)

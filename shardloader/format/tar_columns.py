@@ -9,6 +9,9 @@ Where the headers lie may be guessed (by a mark, where members are small) or fol
 one to the next (where they are large: their data is not touched). Either way a batch holds only
 if its headers are a chain: each is sound by its checksum, and the next is where it says.
 
+What costs is memory and numpy's calls: the limit is to copy each header out of the map, which is a
+quarter to a half of the whole. To read into a buffer instead of mapping gained nothing.
+
 Word and bit numbers below are those of little-endian words: byte 8 * w + i of a block is bits
 8 * i to 8 * i + 7 of its word w. Format: POSIX.1-2001, pax, "ustar Interchange Format".
 """
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardloader.format.tar_fields import FieldError, changes_a_member, pax_records
+from shardloader.format.pax_layouts import PaxLayouts
 from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.format.unusual import Unusual
 
@@ -32,15 +35,14 @@ Words: TypeAlias = NDArray[np.uint64]
 Int64Array: TypeAlias = NDArray[np.int64]
 _Places: TypeAlias = "slice | Int64Array"
 
-NAME_WORDS = 13  # 100 bytes of name, and 4 that are not
+NAME_WORDS = 13  # 100 bytes of name, and 4 zeros
 _BLOCK_WORDS = BLOCK_BYTES // 8
 _HALF_WORDS = _BLOCK_WORDS // 2
-_CHUNK = 2048  # headers that fit a core's cache
+_CHUNK = 2048  # halves of headers, which fit a core's cache
 _BATCH = 8192  # files: what a batch needs fits a core's cache, and numpy's calls cost little
 _FIRST_BATCH = 64
 _NEAR_BLOCKS = 48  # up to so many a header, looking for marks costs less than following
 _ZEROS_CHUNK_BYTES = 1 << 20
-_MAX_RECORD_LAYOUTS = 64
 
 _SIZE_WORD, _SUM_WORD, _KIND_WORD, _MAGIC_WORD, _VERSION_WORD, _PREFIX_WORD = 15, 18, 19, 32, 33, 43
 
@@ -58,7 +60,7 @@ _POSIX_MAGIC, _GNU_MAGIC = map(_bits, (b"\0ustar\x000", b"\0ustar  "))
 # A header's mark: the NUL and the space behind the checksum, any typeflag, no link.
 _MARK, _MARK_BITS = _bits(b"\0 "), _bits(b"\xff\xff\0\xff\xff\xff\0\0")
 _SPACE, _ZERO = _bits(b" "), _bits(b"0")
-_BYTE_0, _BYTE_1, _BYTES_0_AND_1 = _bits(0xFF), _bits(0xFF00), _bits(0xFFFF)
+_BYTE_0, _BYTE_1 = _bits(0xFF), _bits(0xFF00)
 _LOW_HALF, _HIGH_HALF = _bits((1 << 32) - 1), _bits((1 << 64) - (1 << 32))
 _TWO_ZEROS, _FOUR_ZEROS, _EIGHT_ZEROS = _bits(b"00"), _bits(b"0000"), _bits(b"00000000")
 _OCTAL_BITS = _bits(b"\x07" * 8)
@@ -76,9 +78,8 @@ _3, _6, _8, _12, _16, _21, _32, _48, _56 = map(_bits, (3, 6, 8, 12, 16, 21, 32, 
 class Files:
     """Some files of an archive in order: n rows of each.
 
-    `names` is uint64 [1 to 13, n], the name field by columns up to its last word in use, where the
-    thirteenth has 4 bytes that are none of it. `offsets` (of the data) and `sizes` are int64 [n],
-    bytes.
+    `names` is uint64 [1 to 13, n], the name field by columns up to its last word in use, zeros
+    behind its 100 bytes. `offsets` (of the data) and `sizes` are int64 [n], bytes.
     """
 
     names: Words
@@ -109,9 +110,9 @@ class _Archive:
     def __init__(self, view: memoryview, blocks: Words) -> None:
         self.view = view
         self.blocks = blocks
-        self.records = _Records(view)
+        self.layouts = PaxLayouts(view)
         self.space = _Space(blocks)
-        self.tables = _Tables(self.space)
+        self.tables = _tables(self.space)
         self.marks_mislead = False  # an archive in the archive, most likely
 
     def ends_at(self, block: int) -> bool:
@@ -134,7 +135,7 @@ class _Archive:
             if headers is not None and headers.are_a_chain_from(block):
                 return headers
             self.marks_mislead = True
-            self.tables = _Tables(self.space)  # what was no header may have varied widely
+            self.tables = _tables(self.space)  # what was no header may have varied widely
         headers = self._read(*self._followed(block, limit))
         if headers is None or not headers.are_a_chain_from(block):
             raise Unusual
@@ -203,7 +204,7 @@ class _Headers:
             chosen = positions[places]
             if not len(chosen):
                 continue
-            group = self.groups[kind] = _Group(chosen, archive.tables.read(kind, chosen))
+            group = self.groups[kind] = _Group(chosen, archive.tables[kind].read(chosen))
             self.sizes[places] = group.sizes
         self.next = positions + 1 + ((self.sizes + (BLOCK_BYTES - 1)) >> 9)
         self.stop = int(self.next[-1])
@@ -221,7 +222,7 @@ class _Headers:
             _require(self.groups["folder"].sizes == 0)
         if "pax" in self.groups:
             pax = self.groups["pax"]
-            self.archive.records.check(pax.positions + 1, pax.sizes)
+            self.archive.layouts.check(pax.positions + 1, pax.sizes)
         if "file" not in self.groups:
             return Files(names=_NO_NAMES, offsets=_NO_NUMBERS, sizes=_NO_NUMBERS)
         files = self.groups["file"]
@@ -247,15 +248,8 @@ class _Group:
         self.sizes: Int64Array = np.broadcast_to(sizes, (len(positions),))
 
 
-class _Tables:
-    """A table of the headers of each kind."""
-
-    def __init__(self, space: _Space) -> None:
-        self._tables = {kind: _Table(space) for kind in ("file", "folder", "pax")}
-
-    def read(self, kind: str, positions: Int64Array) -> _Columns:
-        """Read the headers that lie at these blocks and are of this kind."""
-        return self._tables[kind].read(positions)
+def _tables(space: _Space) -> dict[str, _Table]:
+    return {kind: _Table(space) for kind in ("file", "folder", "pax")}
 
 
 class _Space:
@@ -403,83 +397,3 @@ def _byte_sums(columns: Iterable[Words]) -> Words:
         total = total + (column & _EACH_SECOND_BYTE) + ((column >> _8) & _EACH_SECOND_BYTE)
     total = (total & _LOW_TWO_OF_FOUR) + ((total >> _16) & _LOW_TWO_OF_FOUR)
     return (total & _LOW_HALF) + (total >> _32)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Layout:
-    """What PAX records of one size look like, but for their values.
-
-    `rules` are words' places, masks and what is expected there.
-    """
-
-    size: int
-    rules: tuple[tuple[int, np.uint64, np.uint64], ...]
-    times_met: int = 0
-
-    def is_that_of(self, columns: Words, sizes: Int64Array) -> NDArray[np.bool_]:
-        same: NDArray[np.bool_] = sizes == self.size
-        for word, mask, expected in self.rules:
-            if word < len(columns):  # of another size, where rows are shorter
-                same &= (columns[word] & mask) == expected
-        return same
-
-
-class _Records:
-    """Checks that PAX records change nothing, by layouts that were read carefully once."""
-
-    def __init__(self, view: memoryview) -> None:
-        self._view = view
-        self._layouts: list[_Layout] = []
-
-    def check(self, positions: Int64Array, sizes: Int64Array) -> None:
-        """Check the records that lie at these blocks and have these sizes, in bytes."""
-        num_blocks = len(self._view) // BLOCK_BYTES
-        if sizes.min() < 1 or sizes.max() > BLOCK_BYTES or positions[-1] >= num_blocks:
-            raise Unusual
-        width = -(-int(sizes.max()) // 8)
-        # All words in question of a block as one item: one access to memory, not several.
-        items: NDArray[np.void] = np.ndarray(
-            (num_blocks,), dtype=f"V{8 * width}", buffer=self._view, strides=(BLOCK_BYTES,)
-        )
-        rows = items[positions].view("<u8").reshape(len(positions), width)
-        columns = np.ascontiguousarray(rows.T)
-        for layout in self._layouts:
-            columns, sizes = _without(layout, columns, sizes)
-            if not len(sizes):
-                break
-        while len(sizes):
-            if len(self._layouts) == _MAX_RECORD_LAYOUTS:
-                raise Unusual
-            self._layouts.append(_layout(columns[:, 0].tobytes()[: int(sizes[0])]))
-            columns, sizes = _without(self._layouts[-1], columns, sizes)
-        self._layouts.sort(key=lambda layout: -layout.times_met)
-
-
-def _without(layout: _Layout, columns: Words, sizes: Int64Array) -> tuple[Words, Int64Array]:
-    """Leave out the records of a layout."""
-    left = np.flatnonzero(~layout.is_that_of(columns, sizes))
-    layout.times_met += len(sizes) - len(left)
-    return columns.take(left, axis=1), sizes[left]
-
-
-def _layout(content: bytes) -> _Layout:
-    """Read records carefully, and mark which of their bytes are values."""
-    try:
-        keywords = pax_records(content)
-    except FieldError:
-        raise Unusual from None
-    if any(map(changes_a_member, keywords)):
-        raise Unusual
-    mask = bytearray(b"\xff" * len(content)).ljust(BLOCK_BYTES, b"\0")
-    position = 0
-    while position < len(content) and content[position]:
-        space = content.index(b" ", position)
-        end = position + int(content[position:space])
-        value = content.index(b"=", space) + 1
-        mask[value : end - 1] = bytes(end - 1 - value)
-        position = end
-    masks = np.frombuffer(mask, dtype="<u8")
-    expected = np.frombuffer(content.ljust(BLOCK_BYTES, b"\0"), dtype="<u8") & masks
-    places = np.flatnonzero(masks).tolist()
-    rules = tuple((place, masks[place], expected[place]) for place in places)
-    return _Layout(size=len(content), rules=rules)
