@@ -352,9 +352,21 @@ def with_a_signed_checksum():
     return bytes(shard)
 
 
+def with_a_long_record():
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as out:
+        info = tarfile.TarInfo("a.txt")
+        info.pax_headers = {"comment": "c" * 600}
+        out.addfile(info, io.BytesIO())
+    return stream.getvalue()
+
+
 @pytest.mark.parametrize(
     "shard",
     [
+        with_a_long_record(),
+        tar_bytes((f"a.{number}", b"") for number in range(65)),
+        tar_bytes((f"{number}.{number}", b"") for number in range(10_001)),
         with_a_signed_checksum(),
         tarred([("folder/" * 12 + "x" * 90 + ".txt", b"a", 0)], tarfile.USTAR_FORMAT),
         tarred([("k" * 101 + ".txt", b"a", 0)], tarfile.PAX_FORMAT),
@@ -369,6 +381,9 @@ def with_a_signed_checksum():
         bytes(100),
     ],
     ids=[
+        "long record",
+        "many fields",
+        "many suffixes",
         "signed",
         "prefix",
         "path",
