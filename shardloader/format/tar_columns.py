@@ -10,7 +10,7 @@ one to the next (where they are large: their data is not touched). Either way a 
 if its headers are a chain: each is sound by its checksum, and the next is where it says.
 
 What costs is memory and numpy's calls: the limit is to copy each header out of the map, which is a
-quarter to a half of the whole. To read into a buffer instead of mapping gained nothing.
+quarter to three fifths of the whole. To read into a buffer instead of mapping gained nothing.
 
 Word and bit numbers below are those of little-endian words: byte 8 * w + i of a block is bits
 8 * i to 8 * i + 7 of its word w. Format: POSIX.1-2001, pax, "ustar Interchange Format".
