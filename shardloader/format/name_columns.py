@@ -27,12 +27,14 @@ _T = TypeVar("_T", bound=np.generic)
 _MAX_SUFFIXES = 10_000
 _MAX_MEMBERS = 64  # of a sample
 _DOT, _SLASH = b"./"
+_DOT_BITS, _SLASH_BITS, _ONE_BYTE = (np.array(n, dtype=np.uint64) for n in (_DOT, _SLASH, 0xFF))
+_LETTERS = np.array(0x6161616161616161, dtype=np.uint64)
+_BITS = [np.array(8 * num_bytes, dtype=np.uint64) for num_bytes in range(8)]
 _TWO_BYTES, _TWO_UNDERSCORES = (np.array(bits, dtype=np.uint64) for bits in (0xFFFF, 0x5F5F))
 _ODD = np.array(0xD6E8FEB86659FD93, dtype=np.uint64)
 _ODDS = [np.array(0x9E3779B97F4A7C15 + 2 * word, dtype=np.uint64) for word in range(NAME_WORDS)]
 _29, _32 = np.array(29, dtype=np.uint64), np.array(32, dtype=np.uint64)
 _SEVEN_BYTES = np.array((1 << 56) - 1, dtype=np.uint64)
-_NAME_BYTES_OF_THE_LAST_WORD = np.array((1 << 32) - 1, dtype=np.uint64)  # it has 100 bytes
 _ROW = 8 * NAME_WORDS
 
 _BEFORE = np.tri(_ROW + 1, _ROW, -1, dtype=bool)  # row n has n times True
@@ -63,20 +65,39 @@ class NameColumns:
         self._key_hashes: list[Words] = []
 
     def take(self, names: Words) -> None:
-        """Add names, as 13 words each: 100 bytes, and 4 that are none of the name."""
+        """Add names, by columns of words; what is behind a name are zeros."""
         if not names.size:
+            return
+        if ((names[0] & _TWO_BYTES) == _TWO_UNDERSCORES).any():
+            raise Unusual  # a reserved name, perhaps
+        if self._take_keys_of_a_length(names):
             return
         flat, text = _text(names)
         lengths = _lengths(text)
         dots = _dots(text, lengths)
-        if ((names[0] & _TWO_BYTES) == _TWO_UNDERSCORES).any():
-            raise Unusual  # a reserved name, perhaps
         starts = np.arange(0, text.size, text.shape[1])
-        self._numbers.append(self._suffixes.numbers(flat, starts + dots + 1, lengths - dots - 1))
-        self._take_keys(names, dots)
+        suffixes = _suffix_columns(flat, starts + dots + 1, lengths - dots - 1)
+        self._numbers.append(self._suffixes.numbers(suffixes))
+        self._take_keys(_masked(names, dots), dots)
 
-    def _take_keys(self, names: Words, lengths: Int64Array) -> None:
-        keys = _masked(names, lengths)
+    def _take_keys_of_a_length(self, names: Words) -> bool:
+        """Add names whose keys are of one length, if these are; tell whether they are.
+
+        Then nothing need be looked for name by name. Directories have no dots here.
+        """
+        first = names[:, 0].tobytes()
+        length = first.find(b".", first.rfind(b"/") + 1)
+        keys = None if length < 1 else _keys_of_length(names, length)
+        if keys is None:
+            return False
+        suffixes = _behind(names, length + 1)
+        if b"/" in suffixes.tobytes():
+            return False
+        self._numbers.append(self._suffixes.numbers(suffixes))
+        self._take_keys(keys, np.full(names.shape[1], length))
+        return True
+
+    def _take_keys(self, keys: Words, lengths: Int64Array) -> None:
         begins = np.zeros(len(lengths), dtype=bool)
         for key in keys:
             begins[1:] |= key[1:] != key[:-1]
@@ -134,16 +155,47 @@ def _text(names: Words) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     Behind the rows the flat bytes go on, so that any row can be read as if it were the longest.
     """
     used, rows = names.shape
-    last = names[-1]
-    if used == NAME_WORDS:
-        last &= _NAME_BYTES_OF_THE_LAST_WORD
-    width = used + bool((last > _SEVEN_BYTES).any())
+    width = used + bool((names[-1] > _SEVEN_BYTES).any())
     flat = np.empty(rows * width + NAME_WORDS, dtype=np.uint64)
     flat[rows * width :] = 0
     text = flat[: rows * width].reshape(rows, width)
     text[:, :used] = names.T
     text[:, used:] = 0
     return flat.view(np.uint8), text.view(np.uint8)
+
+
+def _keys_of_length(names: Words, length: int) -> Words | None:
+    """Give what precedes the dots, if all names have one behind `length` bytes.
+
+    None if not, or if what precedes them has to be looked at closely.
+    """
+    word, shift = divmod(length, 8)
+    if (((names[word] >> _BITS[shift]) & _ONE_BYTE) != _DOT_BITS).any():
+        return None
+    keys = names[: -(-length // 8)].copy()
+    if shift:
+        keys[-1] &= _MASKS[0, shift]
+        filled = np.concatenate((keys[:-1].ravel(), keys[-1] | (_LETTERS & ~_MASKS[0, shift])))
+    raw = (filled if shift else keys).tobytes()
+    if any(byte in raw for byte in (b".", b"\0", b"\\")):
+        return None
+    if b"/" in raw:
+        last_word, last_shift = divmod(length - 1, 8)
+        ends = (keys[last_word] >> _BITS[last_shift]) & _ONE_BYTE
+        if (ends == _SLASH_BITS).any() or ((keys[0] & _ONE_BYTE) == _SLASH_BITS).any():
+            return None
+    return keys
+
+
+def _behind(names: Words, start: int) -> Words:
+    """Give what stands in all names from byte `start` on."""
+    word, shift = divmod(start, 8)
+    columns = names[word:]
+    if not shift:
+        return columns if len(columns) else np.zeros((1, names.shape[1]), dtype=np.uint64)
+    shifted = columns >> _BITS[shift]
+    shifted[:-1] |= columns[1:] << _BITS[8 - shift]
+    return shifted
 
 
 def _masked(columns: Words, lengths: Int64Array) -> Words:
@@ -232,11 +284,8 @@ class _Suffixes:
         self._numbers: NDArray[np.uint32] = np.zeros(0, dtype=np.uint32)
         self._first_seen: dict[str, int] = {}
 
-    def numbers(
-        self, flat: NDArray[np.uint8], starts: Int64Array, lengths: Int64Array
-    ) -> NDArray[np.uint32]:
-        """Give the number of each field: of what lies at `starts` and is `lengths` bytes long."""
-        columns = _suffix_columns(flat, starts, lengths)
+    def numbers(self, columns: Words) -> NDArray[np.uint32]:
+        """Give the number of the field that each suffix is; zeros stand behind it."""
         hashes = _hashes(columns)
         places = self._places(hashes)
         new = self._hashes[places] != hashes if len(self._hashes) else np.ones(len(hashes), bool)
@@ -274,6 +323,8 @@ class _Suffixes:
         self._numbers = np.concatenate((self._numbers, numbers))[order]
 
     def _number(self, suffix: bytes) -> int:
+        if b"\0" in suffix or b"\\" in suffix:
+            raise Unusual  # it may hold more than a name, or a path of Windows
         parts = split_name("key." + suffix.decode("utf-8", "surrogateescape"))
         if parts is None or parts[0] != "key" or seems_to_hold_a_key(parts[1]):
             raise Unusual

@@ -5,9 +5,12 @@ columns of it. Ordinary are files and folders with ustar or GNU headers, all num
 perhaps after a PAX header whose records change nothing that is read here; then nothing but zeros
 from the end marker on. Whatever is not exactly that raises `Unusual`.
 
-Where the headers lie may be guessed (by their magic, where members are small) or followed from
+Where the headers lie may be guessed (by a mark, where members are small) or followed from
 one to the next (where they are large: their data is not touched). Either way a batch holds only
 if its headers are a chain: each is sound by its checksum, and the next is where it says.
+
+What costs is memory and numpy's calls: the limit is to copy each header out of the map, which is a
+quarter to three fifths of the whole. To read into a buffer instead of mapping gained nothing.
 
 Word and bit numbers below are those of little-endian words: byte 8 * w + i of a block is bits
 8 * i to 8 * i + 7 of its word w. Format: POSIX.1-2001, pax, "ustar Interchange Format".
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardloader.format.tar_fields import FieldError, changes_a_member, pax_records
+from shardloader.format.pax_layouts import PaxLayouts
 from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.format.unusual import Unusual
 
@@ -30,16 +33,16 @@ if TYPE_CHECKING:
 
 Words: TypeAlias = NDArray[np.uint64]
 Int64Array: TypeAlias = NDArray[np.int64]
+_Places: TypeAlias = "slice | Int64Array"
 
-NAME_WORDS = 13  # 100 bytes of name, and 4 that are not
+NAME_WORDS = 13  # 100 bytes of name, and 4 zeros
 _BLOCK_WORDS = BLOCK_BYTES // 8
-_CHUNK = 1024  # headers that fit a core's cache
-_ROWS = 16  # of a chunk, that are compared at a time
-_BATCH = 4096  # files: what a batch needs fits a core's cache, and numpy's calls cost little
+_HALF_WORDS = _BLOCK_WORDS // 2
+_CHUNK = 2048  # halves of headers, which fit a core's cache
+_BATCH = 8192  # files: what a batch needs fits a core's cache, and numpy's calls cost little
 _FIRST_BATCH = 64
-_NEAR_BLOCKS = 48  # up to so many a header, looking for magics costs less than following
+_NEAR_BLOCKS = 48  # up to so many a header, looking for marks costs less than following
 _ZEROS_CHUNK_BYTES = 1 << 20
-_MAX_RECORD_LAYOUTS = 64
 
 _SIZE_WORD, _SUM_WORD, _KIND_WORD, _MAGIC_WORD, _VERSION_WORD, _PREFIX_WORD = 15, 18, 19, 32, 33, 43
 
@@ -53,10 +56,11 @@ def _bits(value: int | bytes) -> Words:
 
 # The kind word from its third byte on: the checksum's end, the typeflag, a link's first bytes.
 _FILE, _FOLDER, _PAX = (_bits(b"\0 %b\0\0\0" % typeflag) for typeflag in (b"0", b"5", b"x"))
-_POSIX_MAGIC, _GNU_MAGIC, _ANY_MAGIC = map(_bits, (b"\0ustar\x000", b"\0ustar  ", b"\0ustar"))
-_MAGIC_BITS = _bits((1 << 48) - 1)
+_POSIX_MAGIC, _GNU_MAGIC = map(_bits, (b"\0ustar\x000", b"\0ustar  "))
+# A header's mark: the NUL and the space behind the checksum, any typeflag, no link.
+_MARK, _MARK_BITS = _bits(b"\0 "), _bits(b"\xff\xff\0\xff\xff\xff\0\0")
 _SPACE, _ZERO = _bits(b" "), _bits(b"0")
-_BYTE_0, _BYTE_1, _BYTES_0_AND_1 = _bits(0xFF), _bits(0xFF00), _bits(0xFFFF)
+_BYTE_0, _BYTE_1 = _bits(0xFF), _bits(0xFF00)
 _LOW_HALF, _HIGH_HALF = _bits((1 << 32) - 1), _bits((1 << 64) - (1 << 32))
 _TWO_ZEROS, _FOUR_ZEROS, _EIGHT_ZEROS = _bits(b"00"), _bits(b"0000"), _bits(b"00000000")
 _OCTAL_BITS = _bits(b"\x07" * 8)
@@ -66,6 +70,7 @@ _SIX_OF_16, _TWELVE_OF_32, _LAST_24 = (
     _bits(b"\xff\x0f\0\0" * 2),
     _bits(0xFFFFFF),
 )
+_NO_NAMES, _NO_NUMBERS = np.zeros((1, 0), dtype=np.uint64), np.zeros(0, dtype=np.int64)
 _3, _6, _8, _12, _16, _21, _32, _48, _56 = map(_bits, (3, 6, 8, 12, 16, 21, 32, 48, 56))
 
 
@@ -73,9 +78,8 @@ _3, _6, _8, _12, _16, _21, _32, _48, _56 = map(_bits, (3, 6, 8, 12, 16, 21, 32, 
 class Files:
     """Some files of an archive in order: n rows of each.
 
-    `names` is uint64 [1 to 13, n], the name field by columns up to its last word in use, where the
-    thirteenth has 4 bytes that are none of it. `offsets` (of the data) and `sizes` are int64 [n],
-    bytes.
+    `names` is uint64 [1 to 13, n], the name field by columns up to its last word in use, zeros
+    behind its 100 bytes. `offsets` (of the data) and `sizes` are int64 [n], bytes.
     """
 
     names: Words
@@ -106,18 +110,10 @@ class _Archive:
     def __init__(self, view: memoryview, blocks: Words) -> None:
         self.view = view
         self.blocks = blocks
-        # The words from size to kind of each block, as one item: one access to memory, not three.
-        self.middles: NDArray[np.void] = np.ndarray(
-            (len(blocks),),
-            dtype=f"V{8 * (_KIND_WORD + 1 - _SIZE_WORD)}",
-            buffer=view,
-            offset=8 * _SIZE_WORD,
-            strides=(BLOCK_BYTES,),
-        )
-        self.records = _Records()
-        space = np.empty((_CHUNK, _BLOCK_WORDS), dtype=np.uint64)
-        self.tables = {kind: _Table(blocks, space) for kind in ("file", "folder", "pax")}
-        self.magics_mislead = False  # an archive in the archive, most likely
+        self.layouts = PaxLayouts(view)
+        self.space = _Space(blocks)
+        self.tables = _tables(self.space)
+        self.marks_mislead = False  # an archive in the archive, most likely
 
     def ends_at(self, block: int) -> bool:
         """Whether the end marker is here; nothing but zeros may follow it."""
@@ -133,23 +129,25 @@ class _Archive:
 
     def headers(self, block: int, limit: int, blocks_a_header: float) -> _Headers:
         """Read the next headers, about `limit` of them, that lie in a chain from `block` on."""
-        if blocks_a_header <= _NEAR_BLOCKS and not self.magics_mislead:
+        if blocks_a_header <= _NEAR_BLOCKS and not self.marks_mislead:
             stop = block + max(_FIRST_BATCH, int(limit * blocks_a_header))
-            headers = self._read(self._guessed(block, stop))
-            if headers is not None and headers.positions[0] == block and headers.are_a_chain():
+            headers = self._read(*self._guessed(block, stop))
+            if headers is not None and headers.are_a_chain_from(block):
                 return headers
-            self.magics_mislead = True
-        headers = self._read(self._followed(block, limit))
-        if headers is None or not headers.are_a_chain():
+            self.marks_mislead = True
+            self.tables = _tables(self.space)  # what was no header may have varied widely
+        headers = self._read(*self._followed(block, limit))
+        if headers is None or not headers.are_a_chain_from(block):
             raise Unusual
         return headers
 
-    def _guessed(self, start: int, stop: int) -> Int64Array:
-        """Find the blocks that have a header's magic."""
-        magics = self.blocks[start:stop, _MAGIC_WORD] & _MAGIC_BITS
-        return np.flatnonzero(magics == _ANY_MAGIC) + start
+    def _guessed(self, start: int, stop: int) -> tuple[Int64Array, Words]:
+        """Find the blocks that have a header's mark, and what they say of their kind."""
+        words = self.blocks[start:stop, _KIND_WORD] >> _16
+        places = np.flatnonzero((words & _MARK_BITS) == _MARK)
+        return places + start, words[places]
 
-    def _followed(self, block: int, limit: int) -> Int64Array:
+    def _followed(self, block: int, limit: int) -> tuple[Int64Array, Words]:
         """Go from header to header; what stands in them is not checked here."""
         view, num_blocks = self.view, len(self.blocks)
         found: list[int] = []
@@ -161,98 +159,162 @@ class _Archive:
                 break
             found.append(block)
             block += 1 - (-size // BLOCK_BYTES)
-        return np.array(found, dtype=np.int64)
+        positions = np.array(found, dtype=np.int64)
+        return positions, self.blocks[positions, _KIND_WORD] >> _16
 
-    def _read(self, positions: Int64Array) -> _Headers | None:
+    def _read(self, positions: Int64Array, kinds: Words) -> _Headers | None:
         """Read the headers that lie at these blocks, up to the last one of a member."""
-        if not len(positions):
+        places = _places_of_kinds(kinds)
+        if places is None:
             return None
-        sizes_to_kinds = self.middles[positions].view("<u8").reshape(len(positions), -1).T
-        kinds = sizes_to_kinds[-1] >> _16
-        members = np.flatnonzero(kinds != _PAX)
-        if not len(members):
-            return None
-        count = int(members[-1]) + 1
-        return _Headers(self, positions[:count], sizes_to_kinds[:2, :count], kinds[:count])
+        count, by_kind = places
+        return _Headers(self, positions[:count], by_kind)
+
+
+def _places_of_kinds(kinds: Words) -> tuple[int, dict[str, _Places]] | None:
+    """Tell where in a batch the headers of each kind are, up to the last one of a member.
+
+    None if there is no member, or a kind of header that is not read here.
+    """
+    is_file, is_pax = kinds == _FILE, kinds == _PAX
+    if len(kinds) and is_file.all():
+        return len(kinds), {"file": slice(None)}
+    if len(kinds) > 1 and is_pax[::2].all() and is_file[1::2].all():
+        return len(kinds) // 2 * 2, {"pax": slice(0, None, 2), "file": slice(1, None, 2)}
+    is_folder = kinds == _FOLDER
+    members = np.flatnonzero(~is_pax)
+    if not len(members) or not (is_file | is_pax | is_folder).all():
+        return None
+    count = int(members[-1]) + 1
+    masks = {"file": is_file, "pax": is_pax, "folder": is_folder}
+    return count, {kind: np.flatnonzero(mask[:count]) for kind, mask in masks.items()}
 
 
 class _Headers:
     """A batch of headers, and what they say; only a sound one gives its files."""
 
     def __init__(
-        self, archive: _Archive, positions: Int64Array, size_words: Words, kinds: Words
+        self, archive: _Archive, positions: Int64Array, places_by_kind: dict[str, _Places]
     ) -> None:
         self.archive = archive
         self.positions = positions
-        self.kinds = kinds
-        first, last = size_words
-        high, low = (first & _HIGH_HALF) | _FOUR_ZEROS, (last << _8) | _ZERO
-        end = last >> _56
-        self.sound = _are_octal(high) & _are_octal(low) & ((end == 0) | (end == _SPACE))
-        self.sizes = ((_octal(high) << _21) | _octal(low)).astype(np.int64)
+        self.groups: dict[str, _Group] = {}
+        self.sizes = np.empty(len(positions), dtype=np.int64)
+        for kind, places in places_by_kind.items():
+            chosen = positions[places]
+            if not len(chosen):
+                continue
+            group = self.groups[kind] = _Group(chosen, archive.tables[kind].read(chosen))
+            self.sizes[places] = group.sizes
         self.next = positions + 1 + ((self.sizes + (BLOCK_BYTES - 1)) >> 9)
         self.stop = int(self.next[-1])
 
-    def are_a_chain(self) -> bool:
-        return bool((self.next[:-1] == self.positions[1:]).all())
+    def are_a_chain_from(self, block: int) -> bool:
+        begin = int(self.positions[0]) == block
+        return begin and bool((self.next[:-1] == self.positions[1:]).all())
 
     def files(self) -> Files:
         """Give the files among the members, if all is as it should be."""
-        _require(self.sound)
-        positions, sizes = self.positions, self.sizes
-        chosen = self.kinds == _FILE
-        if not chosen.all():
-            self._check_others(chosen)
-            positions, sizes = positions[chosen], sizes[chosen]
-        names = self.archive.tables["file"].read(positions).checked_names()
-        return Files(names=names, offsets=(positions + 1) * BLOCK_BYTES, sizes=sizes)
+        for group in self.groups.values():
+            _require(*group.size_is_sound)
+            group.columns.check()
+        if "folder" in self.groups:
+            _require(self.groups["folder"].sizes == 0)
+        if "pax" in self.groups:
+            pax = self.groups["pax"]
+            self.archive.layouts.check(pax.positions + 1, pax.sizes)
+        if "file" not in self.groups:
+            return Files(names=_NO_NAMES, offsets=_NO_NUMBERS, sizes=_NO_NUMBERS)
+        files = self.groups["file"]
+        return Files(
+            names=files.columns.names(),
+            offsets=(files.positions + 1) * BLOCK_BYTES,
+            sizes=files.sizes,
+        )
 
-    def _check_others(self, files: NDArray[np.bool_]) -> None:
-        """Check what is no file: folders, which have no data, and PAX headers."""
-        pax, folders = self.kinds == _PAX, self.kinds == _FOLDER
-        _require(files | pax | (folders & (self.sizes == 0)))
-        archive = self.archive
-        archive.tables["pax"].read(self.positions[pax]).checked_names()
-        archive.tables["folder"].read(self.positions[folders]).checked_names()
-        archive.records.check(archive.blocks, self.positions[pax] + 1, self.sizes[pax])
+
+class _Group:
+    """The headers of one kind."""
+
+    def __init__(self, positions: Int64Array, columns: _Columns) -> None:
+        self.positions = positions
+        self.columns = columns
+        first, last = columns.column(_SIZE_WORD), columns.column(_SIZE_WORD + 1)
+        high, low = (first & _HIGH_HALF) | _FOUR_ZEROS, (last << _8) | _ZERO
+        end = last >> _56
+        self.size_is_sound = _are_octal(high), _are_octal(low), (end == 0) | (end == _SPACE)
+        # One for all headers, or one for each; if it is not sound, it may be anything.
+        sizes = ((_octal(high) << _21) | _octal(low)).astype(np.int64)
+        self.sizes: Int64Array = np.broadcast_to(sizes, (len(positions),))
+
+
+def _tables(space: _Space) -> dict[str, _Table]:
+    return {kind: _Table(space) for kind in ("file", "folder", "pax")}
+
+
+class _Space:
+    """Memory for the rows of a chunk, used again and again: new memory is slow.
+
+    The halves of headers lie apart: the second mostly is the same in all.
+    """
+
+    def __init__(self, blocks: Words) -> None:
+        self.blocks = blocks
+        halves = blocks.reshape(2 * len(blocks), _HALF_WORDS)
+        self._halves = halves, halves[1:]  # row 2 * n is half a block n
+        self._bytes = bytearray(_CHUNK * _HALF_WORDS * 8)
+        self._rows = np.frombuffer(self._bytes, dtype=np.uint64).reshape(_CHUNK, _HALF_WORDS)
+
+    def take(self, half: int, doubled_positions: Int64Array) -> Words:
+        """Copy a half of some blocks and give it, a row each, until the next call."""
+        rows = self._rows[: len(doubled_positions)]
+        self._halves[half].take(doubled_positions, axis=0, out=rows, mode="clip")
+        return rows
+
+    def holds_only(self, row: Words, num_rows: int) -> bool:
+        """Whether each of the first rows is `row`: each is the one before; bytes compare fast."""
+        behind_the_first = memoryview(self._bytes)[row.nbytes : num_rows * row.nbytes]
+        return bool((self._rows[0] == row).all()) and self._bytes.startswith(behind_the_first)
 
 
 class _Table:
     """Reads headers by columns, those that vary: most words are the same in all of a kind."""
 
-    def __init__(self, blocks: Words, space: Words) -> None:
-        self.blocks = blocks
-        self.space = space  # for the rows of a chunk: new memory is slow
-        self.varied = np.zeros(_BLOCK_WORDS, dtype=bool)  # words that did so far
+    def __init__(self, space: _Space) -> None:
+        self._halves = _HalfTable(space, 0), _HalfTable(space, 1)
+        self._blocks = space.blocks
 
     def read(self, positions: Int64Array) -> _Columns:
         """Read the headers that lie at these blocks."""
-        if not len(positions):
-            return _Columns(0, self.space[0], {})
-        kept = np.flatnonzero(self.varied)
-        columns = np.empty((len(kept), len(positions)), dtype=np.uint64)
-        first = self.blocks[positions[0]]
-        pattern = np.concatenate([first] * _ROWS)
-        varies = np.zeros(_BLOCK_WORDS, dtype=bool)
-        for start in range(0, len(positions), _CHUNK):
-            chunk = positions[start : start + _CHUNK]
-            rows = self.space[: len(chunk)]
-            np.take(self.blocks, chunk, axis=0, out=rows, mode="clip")
-            columns[:, start : start + len(chunk)] = rows.T[kept]
-            varies |= ~self._same(len(chunk), first, pattern)
-        if (varies & ~self.varied).any():
-            self.varied |= varies
-            return self.read(positions)
-        return _Columns(len(positions), first, dict(zip(kept.tolist(), columns, strict=True)))
+        first = self._blocks[int(positions[0])]
+        front, back = (half.read(2 * positions) for half in self._halves)
+        return _Columns(len(positions), first, front | back)
 
-    def _same(self, num_rows: int, first: Words, pattern: Words) -> NDArray[np.bool_]:
-        """Tell which words are the same in all rows; several rows at a time, for long loops."""
-        num_wide = -(-num_rows // _ROWS)
-        self.space[num_rows : num_wide * _ROWS] = first
-        rows = self.space[: num_wide * _ROWS].reshape(num_wide, _ROWS * _BLOCK_WORDS)
-        narrowed = np.logical_and.reduce(rows == pattern, axis=0)
-        same: NDArray[np.bool_] = narrowed.reshape(_ROWS, _BLOCK_WORDS).all(axis=0)
-        return same
+
+class _HalfTable:
+    """Reads half of each header, and learns which words of it vary."""
+
+    def __init__(self, space: _Space, half: int) -> None:
+        self._space = space
+        self._half = half
+        self._varied = np.zeros(_HALF_WORDS, dtype=bool)  # words that did so far
+
+    def read(self, doubled_positions: Int64Array) -> dict[int, Words]:
+        """Give the columns of the words that vary, by the words' places in the block."""
+        kept = np.flatnonzero(self._varied).tolist()
+        columns = np.empty((len(kept), len(doubled_positions)), dtype=np.uint64)
+        for start in range(0, len(doubled_positions), _CHUNK):
+            rows = self._space.take(self._half, doubled_positions[start : start + _CHUNK])
+            for column, word in zip(columns, kept, strict=True):
+                column[start : start + len(rows)] = rows[:, word]
+                rows[:, word] = 0
+            if not start:
+                same = rows[0].copy()
+            if not self._space.holds_only(same, len(rows)):
+                self._varied |= (rows != same).any(axis=0)
+                return self.read(doubled_positions)  # more columns
+        before = self._half * _HALF_WORDS
+        return {before + word: column for word, column in zip(kept, columns, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,39 +329,45 @@ class _Columns:
         found = self.varying.get(word)
         return self.first[word : word + 1] if found is None else found
 
-    def checked_names(self) -> Words:
-        """Check all that a header holds besides kind and size; give the names by columns."""
-        if not self.num_rows:
-            return np.zeros((1, 0), dtype=np.uint64)
+    def check(self) -> None:
+        """Check all that a header holds besides kind and size."""
         magic, version = self.column(_MAGIC_WORD), self.column(_VERSION_WORD) & _BYTE_0
         posix = (magic == _POSIX_MAGIC) & (version == _ZERO)
         gnu = (magic == _GNU_MAGIC) & (version == 0)
-        low, high = self.column(_SUM_WORD) >> _32, self.column(_KIND_WORD)
-        digits = _TWO_ZEROS | (low << _16) | (high << _48)
-        # The field counts as eight spaces; it holds six digits, a NUL and a space.
-        difference = 7 * ord(" ") + 2 * ord("0") - _byte_sums([digits])
+        sum_high, sum_low = self.column(_SUM_WORD) >> _32, self.column(_KIND_WORD)
+        digits = _TWO_ZEROS | (sum_high << _16) | (sum_low << _48)
         _require(
             posix | gnu,
             (self.column(_PREFIX_WORD) & _BYTE_1) == 0,
             _are_octal(digits),
-            self._byte_sums() + difference == _octal(digits),
+            self._byte_sums() == _octal(digits),
         )
-        return self._names()
 
-    def _names(self) -> Words:
+    def names(self) -> Words:
+        last = NAME_WORDS - 1
+        ends = self.column(last) & _LOW_HALF  # the other half is none of the name
         used = NAME_WORDS
-        while used > 1 and not self.column(used - 1).any():
-            used -= 1
+        if not ends.any():
+            in_use = (word for word in range(last) if word in self.varying or self.first[word])
+            used = 1 + max(in_use, default=0)
         names = np.empty((used, self.num_rows), dtype=np.uint64)
         for word in range(used):
-            names[word] = self.column(word)
+            names[word] = self.column(word) if word < last else ends
         return names
 
     def _byte_sums(self) -> Words:
-        same = self.first.view(np.uint8).sum(dtype=np.uint64)
-        for word in self.varying:
-            same -= self.first[word : word + 1].view(np.uint8).sum(dtype=np.uint64)
-        sums: Words = _byte_sums(self.varying.values()) + same
+        """Add the bytes of each header, where those of the checksum count as spaces."""
+        blank = self.first.copy()
+        blank[list(self.varying)] = 0
+        blank[_SUM_WORD] &= _LOW_HALF
+        blank[_KIND_WORD] = self.first[_KIND_WORD] & _HIGH_HALF  # the same in all of a kind
+        columns = [
+            column & _LOW_HALF if word == _SUM_WORD else column
+            for word, column in self.varying.items()
+            if word != _KIND_WORD
+        ]
+        same = blank.view(np.uint8).sum(dtype=np.uint64) + np.uint64(8 * ord(" "))
+        sums: Words = _byte_sums(columns) + same
         return sums
 
 
@@ -329,69 +397,3 @@ def _byte_sums(columns: Iterable[Words]) -> Words:
         total = total + (column & _EACH_SECOND_BYTE) + ((column >> _8) & _EACH_SECOND_BYTE)
     total = (total & _LOW_TWO_OF_FOUR) + ((total >> _16) & _LOW_TWO_OF_FOUR)
     return (total & _LOW_HALF) + (total >> _32)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """What PAX records of one size look like, but for their values."""
-
-    size: int
-    mask: Words
-    expected: Words
-
-
-class _Records:
-    """Checks that PAX records change nothing, by layouts that were read carefully once."""
-
-    def __init__(self) -> None:
-        self.layouts: list[_Layout] = []
-
-    def check(self, blocks: Words, positions: Int64Array, sizes: Int64Array) -> None:
-        """Check the records that lie at these blocks and have these sizes, in bytes."""
-        if not len(positions):
-            return
-        if sizes.min() < 1 or sizes.max() > BLOCK_BYTES or positions[-1] >= len(blocks):
-            raise Unusual
-        rows = blocks[:, : -(-int(sizes.max()) // 8)][positions]
-        for layout in self.layouts:
-            left = ~_have_layout(rows, sizes, layout)
-            rows, sizes = rows[left], sizes[left]
-            if not len(rows):
-                return
-        while len(rows):
-            layout = _layout(rows[0].tobytes()[: int(sizes[0])])
-            self.layouts.append(layout)
-            if len(self.layouts) > _MAX_RECORD_LAYOUTS:
-                raise Unusual
-            left = ~_have_layout(rows, sizes, layout)
-            rows, sizes = rows[left], sizes[left]
-
-
-def _have_layout(rows: Words, sizes: Int64Array, layout: _Layout) -> NDArray[np.bool_]:
-    same: NDArray[np.bool_] = sizes == layout.size
-    width = min(rows.shape[1], len(layout.mask))  # of another size, where rows are shorter
-    for word in range(width):
-        same &= (rows[:, word] & layout.mask[word]) == layout.expected[word]
-    return same
-
-
-def _layout(content: bytes) -> _Layout:
-    """Read records carefully, and mark which of their bytes are values."""
-    try:
-        keywords = pax_records(content)
-    except FieldError:
-        raise Unusual from None
-    if any(map(changes_a_member, keywords)):
-        raise Unusual
-    mask = bytearray(b"\xff" * len(content)).ljust(BLOCK_BYTES, b"\0")
-    position = 0
-    while position < len(content) and content[position]:
-        space = content.index(b" ", position)
-        end = position + int(content[position:space])
-        value = content.index(b"=", space) + 1
-        mask[value : end - 1] = bytes(end - 1 - value)
-        position = end
-    mask_words = np.frombuffer(mask, dtype="<u8")
-    expected = np.frombuffer(content.ljust(BLOCK_BYTES, b"\0"), dtype="<u8") & mask_words
-    num_words = -(-len(content) // 8)
-    return _Layout(size=len(content), mask=mask_words[:num_words], expected=expected[:num_words])

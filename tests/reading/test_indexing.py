@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardloader.errors import ShardError, UsageError, WorldError
 from shardloader.format.index import SampleIndex
@@ -54,6 +56,42 @@ def test_little_work_starts_no_process(folder, monkeypatch):
 
     monkeypatch.setattr(indexing, "ProcessPoolExecutor", refuse)
     index_dataset(folder, num_workers=4)
+
+
+SIZES = st.dictionaries(st.integers(0, 99_999).map(str), st.integers(0, 1 << 40), max_size=200)
+
+
+@given(SIZES, st.integers(2, 16))
+def test_tasks_hold_every_shard_once_the_largest_first_and_end_small(sizes, workers):
+    tasks = indexing._tasks(sizes, workers)
+    dealt = [name for task in tasks for name in task]
+    assert sorted(dealt) == sorted(sizes)
+    assert [sizes[name] for name in dealt] == sorted(sizes.values(), reverse=True)
+    assert all(1 <= len(task) <= 64 for task in tasks)
+    costs = [sum(sizes[name] + indexing._INDEX_BYTES for name in task) for task in tasks]
+    for number, task in enumerate(tasks):
+        assert len(task) == 1 or costs[number] <= sum(costs[number:]) / (4 * workers)
+
+
+def test_one_process_takes_the_shards_in_order():
+    assert indexing._tasks({"b": 1, "a": 3, "c": 2}, 1) == [["b"], ["a"], ["c"]]
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "shard_bytes", "workers"),
+    [(1, 1 << 40, 1), (2, 100 << 20, 1), (3, 100 << 20, 3), (9, 100 << 20, 4), (40, 1000, 4)],
+)
+def test_processes_are_started_for_many_bytes_or_many_indexes(num_shards, shard_bytes, workers):
+    job = indexing._Job(num_workers=4, force=False, progress=False)
+    assert indexing._workers([shard_bytes] * num_shards, job) == workers
+
+
+def test_results_come_in_the_order_of_names_whatever_was_read_first(tmp_path, in_parallel):
+    for name, size in (("a", 20), ("b", 3000), ("c", 1000)):
+        shard = tar_bytes([("README", b"x" * size), ("1.txt", b"")])
+        (tmp_path / f"{name}.tar").write_bytes(shard)
+    _, notices = index_dataset(tmp_path, num_workers=2)
+    assert list(notices) == ["a.tar", "b.tar", "c.tar"]
 
 
 def test_a_current_index_is_kept_and_a_stale_one_is_made_again(folder):
