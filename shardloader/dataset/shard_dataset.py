@@ -26,6 +26,7 @@ from shardloader.dataset.recipe import (
     checked_on_error,
 )
 from shardloader.dataset.samples import SampleReader
+from shardloader.dataset.torch_fields import TORCH_DECODERS
 from shardloader.distributed.resolve import resolve_topology
 from shardloader.errors import CheckpointError, TopologyError, UsageError
 from shardloader.order.checkpoint import Checkpoint
@@ -100,7 +101,7 @@ class ShardDataset(IterableDataset[Any]):
             seed=seed,
             shuffle=Shuffle.of(shuffle),
             fields=checked_fields(fields),
-            decode=resolve(decode),
+            decode=resolve(decode, named=TORCH_DECODERS),
             transform=transform,
             reseed=reseed,
             even=even,

@@ -83,7 +83,7 @@ def _arrays(spans: Spans) -> Any:
     """Rows of one array [samples, ...] if all have one header; else a list of arrays."""
     views = [memoryview(b)[i:j] for b, i, j in zip(*spans, strict=True)]
     start = decode.npy_start(views[0])
-    if start is None or start.order != "C" or start.num_bytes <= 0:
+    if start.order != "C" or start.num_bytes <= 0:
         return [decode.decode_npy(view) for view in views]
     skip, row_bytes = len(start.header), start.num_bytes
     if any(view[:skip] != start.header or len(view) < skip + row_bytes for view in views):
