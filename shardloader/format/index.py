@@ -233,10 +233,13 @@ def _check(index: SampleIndex, name: str) -> None:
     """Refuse arrays that contradict each other, before anyone follows them."""
     members, fields = index.num_members, len(index.fields)
     offsets, sizes = index.member_offsets, index.member_sizes
-    rules = (
-        (len(index.member_sizes) == members, "a size for every member"),
+    lengths = (
+        (len(sizes) == members, "a size for every member"),
         (len(index.member_fields) == members, "a field for every member"),
         (len(index.key_starts) == len(index.sample_starts), "a key for every sample"),
+    )
+    _require(lengths, name)  # first: what follows looks at columns beside each other
+    values = (
         (_partitions(index.sample_starts, members, may_repeat=False), "sample starts that rise"),
         (
             _partitions(index.key_starts, len(index.key_bytes), may_repeat=True),
@@ -245,9 +248,7 @@ def _check(index: SampleIndex, name: str) -> None:
         (not members or int(index.member_fields.max()) < fields, "field numbers below the count"),
         (not members or int(min(offsets.min(), sizes.min())) >= 0, "no negative offset or size"),
     )
-    for holds, rule in rules:
-        if not holds:
-            raise _refusal(name, f"it should have {rule}")
+    _require(values, name)
     within = sizes <= index.shard_bytes - offsets
     if not within.all():
         first = int(np.flatnonzero(~within)[0])
@@ -257,6 +258,12 @@ def _check(index: SampleIndex, name: str) -> None:
             f"have {sizes[first]} bytes from {offsets[first]} on",
         )
     _check_apart(offsets, offsets + sizes, name)
+
+
+def _require(rules: Iterable[tuple[bool, str]], name: str) -> None:
+    for holds, rule in rules:
+        if not holds:
+            raise _refusal(name, f"it should have {rule}")
 
 
 def _check_apart(starts: Int64Array, stops: Int64Array, name: str) -> None:

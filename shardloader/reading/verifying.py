@@ -127,17 +127,25 @@ def _planned(place: Source, decode: DecodeTable | None) -> _Plan:
             for name in there
             if name not in listed
         ]
-    shards = tuple(
-        ShardToCheck(
-            name=name,
-            path=place.shard_path(name),
-            index_path=place.index_path(name),
-            listed=listed.get(name),
-            decode=decode,
-        )
-        for name in names
-    )
+    shards = tuple(_to_check(place, name, listed.get(name), decode) for name in names)
     return _Plan(shards=shards, manifest=manifest, findings=tuple(findings))
+
+
+def shards_to_check(place: Source, decode: DecodeTable | None = None) -> tuple[ShardToCheck, ...]:
+    """Give what `check_shard` takes for every shard that a dataset lists or has."""
+    return _planned(place, decode).shards
+
+
+def _to_check(
+    place: Source, name: str, listed: Listed | None, decode: DecodeTable | None
+) -> ShardToCheck:
+    return ShardToCheck(
+        name=name,
+        path=place.shard_path(name),
+        index_path=place.index_path(name),
+        listed=listed,
+        decode=decode,
+    )
 
 
 def _manifest(place: Source) -> tuple[Manifest | None, list[Finding]]:
