@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from shardloader.errors import ShardLoaderError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
@@ -48,7 +48,7 @@ class Killed:
 
 def work_through(
     work: Callable[[Job], Result], jobs: Sequence[Job], *, num_processes: int
-) -> Iterator[tuple[int, Result | Killed]]:
+) -> Generator[tuple[int, Result | Killed], None, None]:
     """Yield each job's number and result, as they come.
 
     `work` runs in a process of the crew; a ShardLoaderError that it raises is raised here. Close

@@ -108,7 +108,7 @@ def _check_all(
                 checked[number] = result
             done()
     finally:
-        results.close()  # type: ignore[attr-defined]  # a generator
+        results.close()
 
 
 def _planned(place: Source, decode: DecodeTable | None) -> _Plan:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from shardloader.errors import ShardError, UsageError, WorldError
 from shardloader.format.index import SampleIndex
@@ -275,3 +276,41 @@ def test_a_finished_folder_bears_no_sign_of_its_writer(tmp_path):
         "shard-000000.tar",
         "shard-000000.tar.index",
     ]
+
+
+def test_digests_of_the_bytes_are_made_when_asked_for_and_kept_while_they_hold(tmp_path, caplog):
+    folder = tmp_path / "corpus"
+    for number in range(3):
+        write_shard(folder / f"{number}.tar", 4, first=4 * number)
+    assert index_dataset(folder)[0].content_digests is None
+    made, _ = index_dataset(folder, digest=True)
+    assert made.content_digests == tuple(
+        xxhash.xxh3_128((folder / f"{number}.tar").read_bytes()).hexdigest() for number in range(3)
+    )
+    assert index_dataset(folder)[0].content_digests == made.content_digests
+    assert not caplog.records
+    write_shard(folder / "1.tar", 4, first=40)
+    assert index_dataset(folder)[0].content_digests is None
+    assert "1 of 3 shards have no content digest" in caplog.text
+    again, _ = index_dataset(folder, digest=True)
+    assert again.content_digests is not None
+    assert again.content_digests[::2] == made.content_digests[::2]
+    assert again.content_digests[1] != made.content_digests[1]
+
+
+def test_a_writers_digests_are_those_that_indexing_makes(tmp_path):
+    with ShardWriter(tmp_path / "corpus", max_samples=3) as writer:
+        for number in range(7):
+            writer.write({"__key__": str(number), "txt": "a"})
+    written = writer.manifest
+    assert index_dataset(tmp_path / "corpus")[0].content_digests == written.content_digests
+    made, _ = index_dataset(tmp_path / "corpus", force=True, digest=True)
+    assert made.content_digests == written.content_digests
+    (tmp_path / "corpus" / "manifest.json").write_text("{}")
+    assert index_dataset(tmp_path / "corpus")[0].content_digests is None
+
+
+def test_digests_need_a_manifest_to_stand_in(tmp_path):
+    write_shard(tmp_path / "a.tar", 2)
+    with pytest.raises(UsageError, match="give the folder"):
+        index_dataset([tmp_path / "a.tar"], digest=True)
