@@ -56,8 +56,9 @@ class ShardDataset(IterableDataset[Any]):
     source: a folder with a manifest or with shards, a brace pattern, or a list of shards.
     seed, shuffle: what the order is drawn from; shuffle is True (`Shuffle()`), a
     `Shuffle(window=)` or False. fields: which fields are read (None: all). decode: "default", a
-    mapping of fields to decoders, or None for raw bytes. transform: a function from sample to
-    sample, both mappings; if it takes `rng` it gets a numpy generator keyed by seed, epoch and
+    mapping of fields to decoders (callables, `Jpeg`, `Png`, `RawArray`, or names: "text", "json",
+    "int", "npy", "jpeg", "png", "rgb", "mask", "torch", "bytes"), or None for raw bytes.
+    transform: a function from sample to sample, both mappings; if it takes `rng` it gets a numpy generator keyed by seed, epoch and
     sample. reseed: seed the global generators of random, numpy and torch before each sample
     instead, in worker processes. even: "pad", "drop" or "join", what the epoch's last step is.
     on_error: "raise". topology, grid: see `Topology` and `Grid`; by default the process's own.

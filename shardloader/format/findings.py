@@ -20,6 +20,8 @@ WARNING: Final = "warning"
 REMARK: Final = "remark"
 LEVELS: Final = (FAULT, WARNING, REMARK)
 
+MAX_CHARACTERS: Final = 1000  # of a text in a finding
+
 _FETCH = "fetch the shard anew"
 _WRITE = "shardloader write (unpack the shard and pack it anew)"
 _FETCH_OR_WRITE = f"{_FETCH}, or {_WRITE}"
@@ -77,7 +79,8 @@ class Finding:
     """One kind of trouble in one shard, or (`shard` None) in the dataset.
 
     `place` is the key, member or field where it was first met, and `offset` the byte; `told` says
-    what was expected and what was found; `times` counts the occurrences.
+    what was expected and what was found; `times` counts the occurrences. Long texts (a key may
+    have a megabyte) are shortened in their middle.
     """
 
     kind: str
@@ -86,6 +89,11 @@ class Finding:
     place: str | None = None
     offset: int | None = None
     times: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "told", _shortened(self.told))
+        if self.place is not None:
+            object.__setattr__(self, "place", _shortened(self.place))
 
     @property
     def level(self) -> str:
@@ -96,6 +104,13 @@ class Finding:
     def mend(self) -> str:
         """What mends it."""
         return KINDS[self.kind][1]
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    half = MAX_CHARACTERS // 2
+    return f"{text[:half]} [...] {text[-half:]}"
 
 
 def of_notice(notice: Notice, shard: str) -> Finding:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from shardloader.reading.decode import DecodeTable
 
 NUM_EXAMPLES = 3  # samples that one row names
+NUM_FIELDS = 20  # fields of a shard with rows of their own
+
+_OTHER_FIELDS = ""  # no field has this name
 
 _BLOCK_SAMPLES = 4096  # what lists of Python's numbers are made for at a time
 
@@ -140,29 +144,42 @@ def _stored(shard: ShardToCheck, findings: list[Finding]) -> SampleIndex | None:
 def undecodable(
     data: memoryview, index: SampleIndex, table: DecodeTable, *, name: str
 ) -> Iterator[Finding]:
-    """Decode every field of a shard, and yield a finding for each field that can't be somewhere."""
-    errors: dict[str, list[tuple[str, int, str]]] = {}  # field: key, offset and why, of the first
-    times: dict[str, int] = {}
+    """Decode every field of a shard, and yield a finding for each field that can't be somewhere.
+
+    Fields beyond the first `NUM_FIELDS` that can't be are one finding together.
+    """
+    bad: dict[str, _Undecodable] = {}
     for sample, field, offset, size in _members(index):
         try:
             table.decode(field, data[offset : offset + size])
         except DecodeError as error:
-            times[field] = times.get(field, 0) + 1
-            examples = errors.setdefault(field, [])
-            if len(examples) < NUM_EXAMPLES:
-                examples.append((index.key(sample), offset, str(error)))
-    for field, examples in errors.items():
-        key, offset, why = examples[0]
-        others = ", ".join(repr(other) for other, _, _ in examples[1:])
+            known = field if field in bad or len(bad) < NUM_FIELDS else _OTHER_FIELDS
+            of_field = bad.setdefault(known, _Undecodable())
+            of_field.times += 1
+            if len(of_field.first) < NUM_EXAMPLES:
+                of_field.first.append((index.key(sample), field, offset, str(error)))
+    for of_field in bad.values():
+        yield of_field.finding(name)
+
+
+@dataclass(slots=True, eq=False)
+class _Undecodable:
+    """How often a field could not be decoded; key, field, offset and cause of the first times."""
+
+    times: int = 0
+    first: list[tuple[str, str, int, str]] = dataclass_field(default_factory=list)
+
+    def finding(self, shard: str) -> Finding:
+        key, field, offset, why = self.first[0]
+        others = ", ".join(repr(other) for other, *_ in self.first[1:])
         more = f"; also of {others}" if others else ""
-        more += ", ..." if times[field] > len(examples) else ""
-        yield Finding(
+        return Finding(
             kind="undecodable",
-            shard=name,
+            shard=shard,
             place=f"key {key!r}, field {field!r}",
             offset=offset,
-            told=f"{why}{more}",
-            times=times[field],
+            told=f"{why}{more}{', ...' if self.times > len(self.first) else ''}",
+            times=self.times,
         )
 
 

@@ -6,9 +6,10 @@ import pickle
 import subprocess
 import sys
 
+from shardloader.format.findings import Finding
 from shardloader.format.index import SampleIndex
 from shardloader.reading.decode import resolve
-from shardloader.reading.shard_check import undecodable
+from shardloader.reading.shard_check import NUM_FIELDS, undecodable
 from tests.shards import tar_bytes
 
 WATCHED = """
@@ -86,3 +87,19 @@ def test_what_is_told_of_bad_samples_does_not_grow_with_their_number():
         assert finding.times == count
         sizes.append(len(pickle.dumps(finding)))
     assert sizes[0] == sizes[1]
+
+
+def test_a_field_name_for_every_sample_makes_no_row_for_every_sample():
+    data = tar_bytes([(f"a.{number}.json", b"{") for number in range(200)])
+    index, _ = SampleIndex.build(data, shard="s")
+    findings = list(undecodable(memoryview(data), index, resolve("default"), name="s"))
+    assert len(findings) == NUM_FIELDS + 1
+    assert sum(finding.times for finding in findings) == 200
+
+
+def test_a_key_of_a_megabyte_is_told_in_part():
+    finding = Finding(kind="undecodable", told="x" * 10**6, place="a" + "k" * 10**6 + "z")
+    assert len(finding.told) < 1100
+    assert finding.place is not None
+    assert (finding.place[0], finding.place[-1]) == ("a", "z")
+    assert len(finding.place) < 1100
