@@ -58,10 +58,11 @@ class ShardDataset(IterableDataset[Any]):
     `Shuffle(window=)` or False. fields: which fields are read (None: all). decode: "default", a
     mapping of fields to decoders (callables, `Jpeg`, `Png`, `RawArray`, or names: "text", "json",
     "int", "npy", "jpeg", "png", "rgb", "mask", "torch", "bytes"), or None for raw bytes.
-    transform: a function from sample to sample, both mappings; if it takes `rng` it gets a numpy generator keyed by seed, epoch and
-    sample. reseed: seed the global generators of random, numpy and torch before each sample
-    instead, in worker processes. even: "pad", "drop" or "join", what the epoch's last step is.
-    on_error: "raise". topology, grid: see `Topology` and `Grid`; by default the process's own.
+    transform: a function from sample to sample, both mappings; if it takes `rng` it gets a numpy
+    generator keyed by seed, epoch and sample. reseed: seed the global generators of random, numpy
+    and torch before each sample instead, in worker processes. even: "pad", "drop" or "join", what
+    the epoch's last step is. on_error: "raise". topology, grid: see `Topology` and `Grid`; by
+    default the process's own.
     steps_per_epoch: an epoch of fixed length over an endless order. index_dir: where indexes lie
     if not beside the shards.
 

@@ -356,6 +356,33 @@ def test_each_reported_trouble_is_told(case, is_compressed, place, run, reads_co
         assert row["offset"] is not None or is_compressed
 
 
+CUT_MEANWHILE = """
+import os, sys
+import shardloader.reading.shard_check as shard_check
+real = shard_check.map_file
+def cut_when_mapped(path):
+    data = real(path)
+    if path.endswith("1.tar"):
+        os.truncate(path, 0)
+    return data
+shard_check.map_file = cut_when_mapped
+from shardloader.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_shard_that_is_cut_while_it_is_read_costs_its_own_row(place):
+    written(place / "corpus")
+    command = [COMMAND[0], "-W", "error", "-c", CUT_MEANWHILE, "verify", "corpus", "--json"]
+    done = subprocess.run(command, cwd=place, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 1
+    (dataset,) = json.loads(done.stdout)["datasets"]
+    (row,) = dataset["findings"]
+    assert (row["kind"], row["shard"]) == ("worker_killed", "shard-000001.tar")
+    assert "SIGBUS" in row["told"]
+    assert (dataset["checked"], dataset["samples"]) == (4, 150)
+
+
 def interruptible(place, *options):
     """`verify` on a shard whose check takes long, and three that take none."""
     corpus = written(place / "corpus", shards=4)
