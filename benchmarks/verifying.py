@@ -27,6 +27,8 @@ from shardloader.reading.verifying import shards_to_check
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shardloader.reading.decode import DecodeTable
+
 
 def write_texts(folder: Path, num_samples: int) -> None:
     text = "a small boat lay under the pier all winter " * 35
@@ -36,8 +38,8 @@ def write_texts(folder: Path, num_samples: int) -> None:
             writer.write({"__key__": f"{number:08d}", "txt": text[number % 43 :], "json": record})
 
 
-def _verify(shards: Sequence[ShardToCheck]) -> int:
-    checked = [check_shard(shard) for shard in shards]
+def _verify(shards: Sequence[ShardToCheck], decode: DecodeTable | None = None) -> int:
+    checked = [check_shard(shard, decode=decode) for shard in shards]
     assert not any(each.findings for each in checked)
     return sum(each.num_samples for each in checked)
 
@@ -50,7 +52,6 @@ def _headers(shards: Sequence[ShardToCheck]) -> int:
             path=shard.path,
             index_path=shard.index_path,
             listed=None,
-            decode=None,
         )
         for shard in shards
     ]
@@ -77,11 +78,11 @@ def _webdataset(folder: Path) -> int:
 def _ways(folder: Path) -> dict[str, Callable[[], int]]:
     place = resolve_source(folder)
     plain = shards_to_check(place)
-    decoding = shards_to_check(place, resolve("default"))
+    table = resolve("default")
     return {
         "verify": lambda: _verify(plain),
         "verify, headers alone": lambda: _headers(plain),
-        "verify --decode": lambda: _verify(decoding),
+        "verify --decode": lambda: _verify(plain, table),
         "tarfile": lambda: _tarfile(folder),
         "webdataset": lambda: _webdataset(folder),
     }

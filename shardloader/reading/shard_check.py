@@ -39,13 +39,12 @@ _BLOCK_SAMPLES = 4096  # what lists of Python's numbers are made for at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardToCheck:
-    """A shard, its index, what the manifest says of it (None: it lists none), and what to do."""
+    """A shard, its index, and what the manifest says of it (None: it does not list it)."""
 
     name: str
     path: str
     index_path: str
     listed: Listed | None
-    decode: DecodeTable | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +58,8 @@ class CheckedShard:
     has_index: bool = False
 
 
-def check_shard(shard: ShardToCheck) -> CheckedShard:
-    """Check one shard.
+def check_shard(shard: ShardToCheck, *, decode: DecodeTable | None = None) -> CheckedShard:
+    """Check one shard; with `decode`, a table that every field is to be decoded with, those too.
 
     What is wrong with the shard is a finding; raises only UsageError, for a decoder's package that
     is not installed.
@@ -81,8 +80,8 @@ def check_shard(shard: ShardToCheck) -> CheckedShard:
         content_digest=_content_digest(data, shard.listed),
     )
     findings += compare(seen, shard.listed)
-    if found is not None and shard.decode is not None:
-        findings += undecodable(data, found, shard.decode, name=shard.name)
+    if found is not None and decode is not None:
+        findings += undecodable(data, found, decode, name=shard.name)
     return CheckedShard(
         findings=tuple(findings),
         num_samples=0 if found is None else found.num_samples,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,24 +82,27 @@ def verify_dataset(
     what it had. Raises UsageError for what is no dataset.
     """
     place = resolve(source, index_dir=index_dir)
-    plan = _planned(place, decode)
+    plan = _planned(place)
+    # In the function and not in the jobs: it is forked, and need not be pickled.
+    work = check_shard if decode is None else partial(check_shard, decode=decode)
     done = (lambda: None) if watch is None else watch(len(plan.shards))
     checked: dict[int, CheckedShard] = {}
     try:
-        _check_all(plan.shards, num_processes or len(os.sched_getaffinity(0)), checked, done)
+        _check_all(work, plan.shards, num_processes or len(os.sched_getaffinity(0)), checked, done)
     except KeyboardInterrupt:
         return _concluded(place, plan, checked, is_interrupted=True)
     return _concluded(place, plan, checked, is_interrupted=False)
 
 
 def _check_all(
+    work: Callable[[ShardToCheck], CheckedShard],
     shards: Sequence[ShardToCheck],
     num_processes: int,
     checked: dict[int, CheckedShard],
     done: Callable[[], object],
 ) -> None:
     """Check shards, and put down each as soon as it is known."""
-    results = work_through(check_shard, shards, num_processes=num_processes)
+    results = work_through(work, shards, num_processes=num_processes)
     try:
         for number, result in results:
             if isinstance(result, Killed):
@@ -111,7 +115,7 @@ def _check_all(
         results.close()
 
 
-def _planned(place: Source, decode: DecodeTable | None) -> _Plan:
+def _planned(place: Source) -> _Plan:
     """Decide what is to be checked, from the manifest and the names in the folder."""
     manifest, findings = _manifest(place)
     if place.names is None and (Path(place.root) / UNFINISHED_NAME).exists():
@@ -127,24 +131,21 @@ def _planned(place: Source, decode: DecodeTable | None) -> _Plan:
             for name in there
             if name not in listed
         ]
-    shards = tuple(_to_check(place, name, listed.get(name), decode) for name in names)
+    shards = tuple(_to_check(place, name, listed.get(name)) for name in names)
     return _Plan(shards=shards, manifest=manifest, findings=tuple(findings))
 
 
-def shards_to_check(place: Source, decode: DecodeTable | None = None) -> tuple[ShardToCheck, ...]:
+def shards_to_check(place: Source) -> tuple[ShardToCheck, ...]:
     """Give what `check_shard` takes for every shard that a dataset lists or has."""
-    return _planned(place, decode).shards
+    return _planned(place).shards
 
 
-def _to_check(
-    place: Source, name: str, listed: Listed | None, decode: DecodeTable | None
-) -> ShardToCheck:
+def _to_check(place: Source, name: str, listed: Listed | None) -> ShardToCheck:
     return ShardToCheck(
         name=name,
         path=place.shard_path(name),
         index_path=place.index_path(name),
         listed=listed,
-        decode=decode,
     )
 
 
