@@ -48,6 +48,7 @@ show: $(STAMP) ## the figures of the README: planning, state and resume, measure
 	$(BIN)/python benchmarks/shuffle_quality.py
 	$(BIN)/python benchmarks/flatness.py
 	$(BIN)/python benchmarks/indexing.py
+	$(BIN)/python benchmarks/verifying.py
 
 bench: $(STAMP) ## feed from every loader, side by side (SMALL=1: a quick look)
 	$(BIN)/python -m benchmarks.feeding $(if $(SMALL),--small)

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from shardloader.order.topology import Topology
     from shardloader.order.window import Shuffle
     from shardloader.planning.plan import Plan, plan
-    from shardloader.reading.decode import Jpeg, RawArray
+    from shardloader.reading.decode import RawArray
+    from shardloader.reading.images import Jpeg, Png
     from shardloader.writing.writer import ShardWriter
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "ManifestError",
     "MissingExtraError",
     "Plan",
+    "Png",
     "RawArray",
     "SampleError",
     "ShardDataset",
@@ -83,11 +85,12 @@ _HOMES = {
     "DecodeError": _ERRORS,
     "Grid": "shardloader.order.grid",
     "IndexFileError": _ERRORS,
-    "Jpeg": "shardloader.reading.decode",
+    "Jpeg": "shardloader.reading.images",
     "Manifest": "shardloader.format.manifest",
     "ManifestError": _ERRORS,
     "MissingExtraError": _ERRORS,
     "Plan": "shardloader.planning.plan",
+    "Png": "shardloader.reading.images",
     "RawArray": "shardloader.reading.decode",
     "SampleError": _ERRORS,
     "ShardDataset": "shardloader.dataset.shard_dataset",

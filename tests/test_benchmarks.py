@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from benchmarks import flatness, indexing, planning, resume
+import pytest
+
+from benchmarks import flatness, indexing, planning, resume, verifying
 
 
 def test_planning_is_measured_for_every_window():
@@ -39,3 +41,16 @@ def test_indexing_is_measured_against_the_careful_parser():
     kinds = ("plain, as written", "plain, as read", "webdataset, as written", "webdataset, as read")
     for kind in kinds:
         assert min(figures[kind][way] for way in ("by columns", "carefully")) > 0
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset's
+def test_verifying_is_measured_beside_other_readers_of_the_same_samples():
+    figures = verifying.report(num_samples=60, rounds=1)
+    assert set(figures) == {
+        "verify",
+        "verify, headers alone",
+        "verify --decode",
+        "tarfile",
+        "webdataset",
+    }
+    assert min(figures.values()) > 0

@@ -23,6 +23,7 @@ PUBLIC = {
     "ManifestError",
     "MissingExtraError",
     "Plan",
+    "Png",
     "RawArray",
     "SampleError",
     "ShardDataset",

@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "write": "pack a folder of files into shards",
     "index": "make the sample indexes and the manifest of shards",
     "info": "say what a dataset holds",
+    "verify": "check shards against their indexes, the manifest and digests",
     "plan": "say who reads what at which step, without reading a shard",
     "audit": "check, from what ranks logged, that every sample was read once",
     "bench": "measure how fast a dataset loads here, and say with which options",

@@ -26,6 +26,7 @@ again. A shard that is no sound tar archive ends it with exit code 1.
 example:
   shardloader index corpus/
   shardloader index corpus/ --index-dir indexes/ --workers 8
+  shardloader index corpus/ --digest
   shardloader index corpus/ --force --json
 """
 
@@ -41,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes at most (default: one a CPU)",
     )
     parser.add_argument("--force", action="store_true", help="make all indexes anew")
+    parser.add_argument(
+        "--digest",
+        action="store_true",
+        help="put digests of the shards' bytes into the manifest, for verify; reads all of them",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,6 +83,7 @@ def _indexed(source: str | list[str], options: argparse.Namespace) -> dict[str, 
         index_dir=options.index_dir,
         num_workers=options.workers,
         force=options.force,
+        digest=options.digest,
     )
     return {
         "source": place.location,
@@ -84,6 +91,7 @@ def _indexed(source: str | list[str], options: argparse.Namespace) -> dict[str, 
         "samples": manifest.num_samples,
         "bytes": int(manifest.sizes.sum()),
         "digest": manifest.digest,
+        "has_content_digests": manifest.content_digests is not None,
         "manifest": place.manifest_path,
         "notices": [
             {

@@ -91,19 +91,31 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
         _print(f"{name.ljust(width)}  {value}".rstrip())
 
 
-def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, indent: int = 0) -> None:
-    """Print rows under a header; columns that hold numbers only are set to the right."""
+def print_table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    indent: int = 0,
+    notes: Sequence[Sequence[str]] = (),
+) -> None:
+    """Print rows under a header; columns that hold numbers only are set to the right.
+
+    notes: for each row, lines that stand below it.
+    """
     rows = [list(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     right = [all(map(_is_number, column)) for column in zip(*rows, strict=True)] or [False] * len(
         header
     )
-    for row in [list(header), *rows]:
+    below = [(), *notes] if notes else [()] * (1 + len(rows))
+    for row, lines in zip([list(header), *rows], below, strict=True):
         cells = (
             cell.rjust(width) if to_right else cell.ljust(width)
             for cell, width, to_right in zip(row, widths, right, strict=True)
         )
         _print((" " * indent + "  ".join(cells)).rstrip())
+        for line in lines:
+            _print(" " * (indent + 4) + line)
 
 
 def print_line(text: str) -> None:

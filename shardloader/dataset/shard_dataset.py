@@ -26,6 +26,7 @@ from shardloader.dataset.recipe import (
     checked_on_error,
 )
 from shardloader.dataset.samples import SampleReader
+from shardloader.dataset.torch_fields import TORCH_DECODERS
 from shardloader.distributed.resolve import resolve_topology
 from shardloader.errors import CheckpointError, TopologyError, UsageError
 from shardloader.order.checkpoint import Checkpoint
@@ -55,11 +56,13 @@ class ShardDataset(IterableDataset[Any]):
     source: a folder with a manifest or with shards, a brace pattern, or a list of shards.
     seed, shuffle: what the order is drawn from; shuffle is True (`Shuffle()`), a
     `Shuffle(window=)` or False. fields: which fields are read (None: all). decode: "default", a
-    mapping of fields to decoders, or None for raw bytes. transform: a function from sample to
-    sample, both mappings; if it takes `rng` it gets a numpy generator keyed by seed, epoch and
-    sample. reseed: seed the global generators of random, numpy and torch before each sample
-    instead, in worker processes. even: "pad", "drop" or "join", what the epoch's last step is.
-    on_error: "raise". topology, grid: see `Topology` and `Grid`; by default the process's own.
+    mapping of fields to decoders (callables, `Jpeg`, `Png`, `RawArray`, or names: "text", "json",
+    "int", "npy", "jpeg", "png", "rgb", "mask", "torch", "bytes"), or None for raw bytes.
+    transform: a function from sample to sample, both mappings; if it takes `rng` it gets a numpy
+    generator keyed by seed, epoch and sample. reseed: seed the global generators of random, numpy
+    and torch before each sample instead, in worker processes. even: "pad", "drop" or "join", what
+    the epoch's last step is. on_error: "raise". topology, grid: see `Topology` and `Grid`; by
+    default the process's own.
     steps_per_epoch: an epoch of fixed length over an endless order. index_dir: where indexes lie
     if not beside the shards.
 
@@ -100,7 +103,7 @@ class ShardDataset(IterableDataset[Any]):
             seed=seed,
             shuffle=Shuffle.of(shuffle),
             fields=checked_fields(fields),
-            decode=resolve(decode),
+            decode=resolve(decode, named=TORCH_DECODERS),
             transform=transform,
             reseed=reseed,
             even=even,

@@ -23,7 +23,9 @@ from shardloader.errors import IndexFileError
 from shardloader.format.notices import Notice, Notices
 from shardloader.format.ordinary import index_columns
 from shardloader.format.samples import GroupedSample, group
+from shardloader.format.strict_json import strict_json
 from shardloader.format.tar import scan
+from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.format.tensors import read_tensors
 
 if TYPE_CHECKING:
@@ -207,7 +209,7 @@ def _about(metadata: dict[str, Any], name: str) -> tuple[int, tuple[str, ...]]:
     if FORMAT not in metadata:
         raise _refusal(name, f"it is a safetensors file without the mark {FORMAT!r}")
     try:
-        about = json.loads(metadata[FORMAT])
+        about = strict_json(metadata[FORMAT])
         version = about["version"]
         if version != VERSION or type(version) is not int:
             raise IndexFileError(
@@ -231,33 +233,62 @@ def _check(index: SampleIndex, name: str) -> None:
     """Refuse arrays that contradict each other, before anyone follows them."""
     members, fields = index.num_members, len(index.fields)
     offsets, sizes = index.member_offsets, index.member_sizes
-    rules = (
-        (len(index.member_sizes) == members, "a size for every member"),
+    lengths = (
+        (len(sizes) == members, "a size for every member"),
         (len(index.member_fields) == members, "a field for every member"),
         (len(index.key_starts) == len(index.sample_starts), "a key for every sample"),
-        (_partitions(index.sample_starts, members, least=1), "sample starts that rise"),
-        (_partitions(index.key_starts, len(index.key_bytes), least=0), "key starts that rise"),
+    )
+    _require(lengths, name)  # first: what follows looks at columns beside each other
+    values = (
+        (_partitions(index.sample_starts, members, may_repeat=False), "sample starts that rise"),
+        (
+            _partitions(index.key_starts, len(index.key_bytes), may_repeat=True),
+            "key starts that rise",
+        ),
         (not members or int(index.member_fields.max()) < fields, "field numbers below the count"),
         (not members or int(min(offsets.min(), sizes.min())) >= 0, "no negative offset or size"),
     )
-    for holds, rule in rules:
-        if not holds:
-            raise _refusal(name, f"it should have {rule}")
-    outside = np.flatnonzero((offsets > index.shard_bytes) | (sizes > index.shard_bytes - offsets))
-    if outside.size:
-        first = int(outside[0])
+    _require(values, name)
+    within = sizes <= index.shard_bytes - offsets
+    if not within.all():
+        first = int(np.flatnonzero(~within)[0])
         raise _refusal(
             name,
             f"member {first} should lie in the shard's {index.shard_bytes} bytes, and is said to "
             f"have {sizes[first]} bytes from {offsets[first]} on",
         )
+    _check_apart(offsets, offsets + sizes, name)
 
 
-def _partitions(starts: Int64Array, total: int, *, least: int) -> bool:
-    """Whether `starts` goes from 0 to `total` in steps of at least `least`."""
+def _require(rules: Iterable[tuple[bool, str]], name: str) -> None:
+    for holds, rule in rules:
+        if not holds:
+            raise _refusal(name, f"it should have {rule}")
+
+
+def _check_apart(starts: Int64Array, stops: Int64Array, name: str) -> None:
+    """Refuse members that overlap: before each lies a header, behind the member before it."""
+    if not len(starts):
+        return
+    headers = starts - BLOCK_BYTES  # from `starts`, which can't wrap; a sum with `stops` might
+    apart = headers[1:] >= stops[:-1]
+    if headers[0] >= 0 and apart.all():
+        return
+    first = 0 if headers[0] < 0 else int(np.flatnonzero(~apart)[0]) + 1
+    before = stops[first - 1] if first else 0
+    raise _refusal(
+        name,
+        f"member {first} should lie {BLOCK_BYTES} bytes or more behind byte {before}, where the "
+        f"one before it ends, and is said to begin at byte {starts[first]}",
+    )
+
+
+def _partitions(starts: Int64Array, total: int, *, may_repeat: bool) -> bool:
+    """Whether `starts` rises from 0 to `total`; compared, not subtracted: a difference may wrap."""
     if not len(starts) or starts[0] != 0 or starts[-1] != total:
         return False
-    return bool((starts[1:] >= starts[:-1] + least).all()) if len(starts) > 1 else True
+    rise = starts[1:] >= starts[:-1] if may_repeat else starts[1:] > starts[:-1]
+    return bool(rise.all())
 
 
 def _refusal(name: str, problem: str) -> IndexFileError:

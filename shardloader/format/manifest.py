@@ -19,6 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardloader.errors import ManifestError
+from shardloader.format.strict_json import strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,7 +112,7 @@ class Manifest:
 
 def _document(data: bytes, name: str) -> dict[str, Any]:
     try:
-        document = json.loads(data)
+        document = strict_json(data)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{name}: a manifest is JSON ({error}); {_WAY_OUT}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -153,12 +154,12 @@ def _columns(document: dict[str, Any], name: str) -> dict[str, Any]:
     return columns
 
 
-_SOUND_NAME = re.compile(r"(?!.*://)(?!(?:.*/)?(?:\.\.?)?(?:/|\Z))[^\0]+(?<!/)", re.DOTALL)
+_SOUND_NAME = re.compile(r"(?!.*://)(?!(?:.*/)?(?:\.\.?)?(?:/|\Z))[^\0\\]+(?<!/)", re.DOTALL)
 
 
 # What an unsound name shows in a text of names between NULs.
 _UNSOUND = (
-    *("\0\0", "\0/", "/\0", "//", "://"),
+    *("\0\0", "\0/", "/\0", "//", "://", "\\"),
     *("\0./", "/./", "/.\0", "\0.\0", "\0../", "/../", "/..\0", "\0..\0"),
 )
 
@@ -173,7 +174,7 @@ def _check_names(names: tuple[str, ...]) -> None:
         if not _SOUND_NAME.fullmatch(name):
             raise ManifestError(
                 "a shard's name is a relative path inside the dataset's folder, with no empty, "
-                f"'.' or '..' part, no NUL and no URL, not {name!r}"
+                f"'.' or '..' part, no NUL, no backslash and no URL, not {name!r}"
             )
     if len(set(names)) != len(names):
         twice = next(name for name, count in Counter(names).items() if count > 1)

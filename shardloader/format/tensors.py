@@ -9,12 +9,12 @@ the data).
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardloader.errors import IndexFileError
+from shardloader.format.strict_json import strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,8 +50,11 @@ def read_tensors(
         tensor: _tensor(data, header[tensor], dtype, f"{name}: {tensor}")
         for tensor, dtype in expected.items()
     }
-    if sum(tensor.nbytes for tensor in tensors.values()) != len(data):
-        raise _refusal(name, f"its {len(data)} bytes of data are not all covered by its tensors")
+    places = sorted(header[tensor]["data_offsets"] for tensor in expected)
+    if [0, *(stop for _, stop in places)] != [*(start for start, _ in places), len(data)]:
+        raise _refusal(
+            name, f"its {len(data)} bytes of data should be covered by its tensors, each byte once"
+        )
     return tensors, metadata
 
 
@@ -63,7 +66,7 @@ def _header(view: memoryview, name: str) -> tuple[dict[str, Any], memoryview]:
     if length > _MAX_HEADER_BYTES or stop > len(view):
         raise _refusal(name, f"its header should have {length} bytes, and the file {len(view)}")
     try:
-        header = json.loads(bytes(view[_LENGTH_BYTES:stop]))
+        header = strict_json(bytes(view[_LENGTH_BYTES:stop]))
     except (ValueError, RecursionError) as error:
         raise _refusal(name, f"its header is not JSON ({error})") from None
     if not isinstance(header, dict):

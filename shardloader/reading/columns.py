@@ -93,7 +93,7 @@ def _arrays(spans: Spans) -> Any:
     """Rows of one array [samples, ...] if all have one header; else a list of arrays."""
     buffers, numbers, starts, stops = spans
     start = decode.npy_start(memoryview(buffers[numbers[0]])[starts[0] : stops[0]])
-    if start is None or start.order != "C" or start.num_bytes <= 0:
+    if start.order != "C" or start.num_bytes <= 0:
         return list(map(decode.decode_npy, _views(spans)))
     firsts = [at + len(start.header) for at in starts]
     ends = [at + start.num_bytes for at in firsts]

@@ -3,7 +3,10 @@
 The last extension of a field decides, whatever its case: `seg.png` is a `png`. Knows bytes and
 the libraries that read them; not where the bytes came from, so whoever does adds the place with
 `located`. Nothing here runs code from the data: `pickle`, `pyd`, `pt` and `pth` come as bytes
-unless a decoder of the caller's own is given for them.
+unless a decoder is asked for: the caller's own, or one that a layer above names (`torch`).
+
+Nothing is made as large as the data merely claims. A size is held against the bytes that are there;
+an image may have `MAX_PIXELS`, or what `Jpeg(max_pixels=)` and `Png(max_pixels=)` say for a field.
 
 What the names mean, in `DEFAULT_DECODERS` and in `resolve`:
 
@@ -26,6 +29,7 @@ Orientation tags and colour profiles of images are not applied.
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import math
@@ -33,30 +37,27 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from shardloader.errors import DecodeError, MissingExtraError, UsageError
-from shardloader.order.integers import checked
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from shardloader.errors import DecodeError, UsageError
+from shardloader.reading.images import (
+    Array,
+    Jpeg,
+    Png,
+    decode_jpeg,
+    decode_mask,
+    decode_png,
+    decode_rgb,
+)
+from shardloader.reading.sizes import checked_sides
 
 Decoder = Callable[[memoryview], Any]
-Array = np.ndarray[Any, np.dtype[Any]]
-
-# As many pixels as Pillow opens without a warning: a quarter of a gigabyte as RGB.
-MAX_PIXELS = 1024**3 // 4 // 3
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
-_PNG_START = b"\x89PNG\r\n\x1a\n"
 _NPY_START = b"\x93NUMPY"
-_NPY_READERS = {
-    1: np.lib.format.read_array_header_1_0,
-    2: np.lib.format.read_array_header_2_0,
-}
 
 
 def decode_bytes(data: memoryview) -> bytes:
@@ -93,9 +94,6 @@ def decode_int(data: memoryview) -> int:
 def decode_npy(data: memoryview) -> Array:
     """Return the array of a .npy file, writable, with memory of its own."""
     start = npy_start(data)
-    if start is None:
-        # version 3 (names of fields that are not Latin-1) is rare: left to numpy
-        return np.asarray(np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
     data = data[len(start.header) :]
     if start.num_bytes < 0 or start.num_bytes > len(data):
         raise ValueError(f"its header promises {start.num_bytes} bytes and {len(data)} are there")
@@ -115,16 +113,16 @@ class NpyStart(NamedTuple):
     num_bytes: int
 
 
-def npy_start(data: memoryview) -> NpyStart | None:
-    """Read the header of a .npy file; None for a version that only numpy reads.
+def npy_start(data: memoryview) -> NpyStart:
+    """Read the header of a .npy file.
 
     Raises ValueError for what is no .npy file, or holds Python objects.
     """
     start = bytes(data[:12])
     if not start.startswith(_NPY_START):
         raise ValueError("it does not begin as a .npy file does")
-    if start[6] not in _NPY_READERS:
-        return None
+    if len(start) < 12 or start[6] not in _NPY_READERS:
+        raise ValueError(f"a .npy file has one of the versions 1 to 3: it begins {start!r}")
     length_bytes = 2 if start[6] == 1 else 4
     stop = 8 + length_bytes + int.from_bytes(start[8 : 8 + length_bytes], "little")
     return _npy_start(bytes(data[:stop]))
@@ -135,53 +133,35 @@ def _npy_start(header: bytes) -> NpyStart:
     shape, fortran_order, dtype = _NPY_READERS[header[6]](io.BytesIO(header[8:]))
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never unpickled")
+    if dtype.itemsize == 0 and math.prod(shape):
+        raise ValueError(f"numbers have a size, and it claims {shape} of {dtype}, which have none")
     num_bytes = math.prod(shape) * dtype.itemsize
     return NpyStart(header, tuple(shape), dtype, "F" if fortran_order else "C", num_bytes)
 
 
-def decode_jpeg(data: memoryview) -> Array:
-    """Return a JPEG as uint8 RGB, (height, width, 3)."""
-    return _jpeg(data, 0, 0)
+def _read_utf8_header(file: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of version 3, for fields whose names are not Latin-1.
 
-
-def _jpeg(data: memoryview, min_height: int, min_width: int) -> Array:
-    try:
-        import simplejpeg
-    except ImportError as error:
-        raise _missing("simplejpeg", "JPEG") from error
-    height, width, colourspace, _ = simplejpeg.decode_jpeg_header(data)
-    _check_pixels(width, height)
-    if colourspace in {"CMYK", "YCCK"}:  # print data; libjpeg-turbo does not convert it
-        return np.array(_open_image(data, "JPEG").convert("RGB"))
-    if not (min_height or min_width):
-        return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB"))
-    pixels = simplejpeg.decode_jpeg(
-        data, colorspace="RGB", min_height=min_height, min_width=min_width
-    )
-    return np.asarray(pixels)
-
-
-@dataclass(frozen=True, slots=True)
-class Jpeg:
-    """A decoder of JPEGs at a reduced scale: `decode={"jpg": sl.Jpeg(min_size=(224, 224))}`.
-
-    min_size: the least height and width that are wanted, in pixels. libjpeg-turbo then decodes at
-    the smallest of its scales (eighths of the image) that has both, at less cost than the whole;
-    an image that is smaller comes as it is. Returns uint8 RGB, (height, width, 3). Raises
-    UsageError for a size below 1.
+    numpy reads it only with the numbers, which it then makes room for as the header says.
     """
+    text = file.read()[4:]
+    if len(text) > _MAX_NPY_HEADER_BYTES:
+        raise ValueError(f"its header has {len(text)} bytes, more than {_MAX_NPY_HEADER_BYTES}")
+    said = ast.literal_eval(text.decode("utf-8").strip())
+    if not isinstance(said, dict) or set(said) != {"descr", "fortran_order", "shape"}:
+        raise ValueError("its header should say descr, fortran_order and shape, and nothing else")
+    shape, dtype = said["shape"], np.lib.format.descr_to_dtype(said["descr"])
+    if not isinstance(shape, tuple) or any(type(side) is not int for side in shape):
+        raise ValueError(f"its shape should be a tuple of whole numbers, not {shape!r}")
+    return shape, bool(said["fortran_order"]), dtype
 
-    min_size: tuple[int, int]
 
-    def __post_init__(self) -> None:
-        sizes = _sides("Jpeg(min_size=)", self.min_size, below=2**16)
-        if len(sizes) != 2:
-            raise UsageError(f"Jpeg(min_size=) is (height, width), and was {self.min_size!r}")
-        object.__setattr__(self, "min_size", sizes)
-
-    def __call__(self, data: memoryview) -> Array:
-        """The decoded image."""
-        return _jpeg(data, *self.min_size)
+_MAX_NPY_HEADER_BYTES = 10_000  # numpy's own limit
+_NPY_READERS: Mapping[int, Callable[[io.BytesIO], tuple[Any, Any, np.dtype[Any]]]] = {
+    1: np.lib.format.read_array_header_1_0,
+    2: np.lib.format.read_array_header_2_0,
+    3: _read_utf8_header,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +183,7 @@ class RawArray:
             raise UsageError(f"RawArray(dtype=) is a numpy dtype: {error}") from None
         if isinstance(self.dtype, str) and self.dtype[:1] not in "<>=|":
             dtype = dtype.newbyteorder("<")
-        shape = _sides("RawArray(shape=)", self.shape)
+        shape = checked_sides("RawArray(shape=)", self.shape)
         if dtype.hasobject or dtype.itemsize == 0:
             raise UsageError(f"RawArray(dtype=) has numbers of a fixed size, and was {dtype}")
         object.__setattr__(self, "dtype", dtype)
@@ -222,82 +202,6 @@ class RawArray:
                 f"{len(data)} are there"
             )
         return np.frombuffer(data, dtype=self.dtype).reshape(self.shape).copy()
-
-
-def _sides(name: str, given: Any, *, below: int = 2**63) -> tuple[int, ...]:
-    """Sides of an image or an array, checked; raises UsageError."""
-    if not isinstance(given, tuple | list):
-        raise UsageError(f"{name} is a tuple of whole numbers, and was {given!r}")
-    return tuple(checked(name, side, least=1, below=below) for side in given)
-
-
-def decode_png(data: memoryview) -> Array:
-    """Return a PNG with the channels it is stored with, (height, width, channels)."""
-    image = _open_png(data)
-    if image.mode == "P":
-        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
-    elif image.mode == "1":
-        image = image.convert("L")
-    pixels = _pixels(image)
-    return pixels if pixels.ndim == 3 else pixels[:, :, np.newaxis]
-
-
-def decode_rgb(data: memoryview) -> Array:
-    """Return a PNG of any mode as uint8 RGB, (height, width, 3)."""
-    image = _open_png(data)
-    if image.mode.startswith("I"):
-        grey = (_pixels(image) >> 8).astype(np.uint8)
-        return np.repeat(grey[:, :, np.newaxis], 3, axis=2)
-    return np.array(image.convert("RGB"))
-
-
-def decode_mask(data: memoryview) -> Array:
-    """Return a PNG's stored numbers, (height, width): palette indices or grey levels."""
-    image = _open_png(data)
-    pixels = _pixels(image)
-    if pixels.ndim != 2:
-        raise ValueError(f"a mask has one channel, and this image is {image.mode}")
-    return pixels.astype(np.uint8) if pixels.dtype == np.bool_ else pixels
-
-
-def _open_png(data: memoryview) -> Image:
-    """Open a PNG whose size is known to be sane before any library allocates for it."""
-    start = bytes(data[:24])
-    if len(start) < 24 or not start.startswith(_PNG_START):
-        raise ValueError("it does not begin as a PNG does")
-    _check_pixels(int.from_bytes(start[16:20], "big"), int.from_bytes(start[20:24], "big"))
-    return _open_image(data, "PNG")
-
-
-def _open_image(data: memoryview, kind: str) -> Image:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise _missing("pillow", kind) from error
-    image = Image.open(io.BytesIO(data), formats=[kind])
-    image.load()
-    return image
-
-
-def _pixels(image: Image) -> Array:
-    """Return the numbers of an image; 16-bit grey as uint16 also where Pillow widens it."""
-    pixels = np.array(image)
-    return pixels.astype(np.uint16) if image.mode.startswith("I") else pixels
-
-
-def _check_pixels(width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
-        raise ValueError(
-            f"the image claims {width} x {height} pixels, more than the {MAX_PIXELS} that are "
-            "decoded; give a decoder of your own if that is its true size"
-        )
-
-
-def _missing(package: str, kind: str) -> MissingExtraError:
-    return MissingExtraError(
-        f"decoding {kind} images needs the package {package}: "
-        "pip install 'shardloader[images]', or read the field with decode='bytes'"
-    )
 
 
 NAMED_DECODERS: Mapping[str, Decoder] = {
@@ -376,12 +280,14 @@ def located(error: DecodeError, *, shard: str, key: str, offset: int) -> DecodeE
 
 def resolve(
     decode: str | Mapping[str, Callable[[Any], Any] | str | None] | None = "default",
+    *,
+    named: Mapping[str, Decoder] = NAMED_DECODERS,
 ) -> DecodeTable:
     """Return the table that the option `decode` stands for.
 
     "default" is `DEFAULT_DECODERS`; None is bytes for every field; a mapping of fields or
-    extensions to callables that take bytes, names of `NAMED_DECODERS` or None (bytes) is laid over
-    the default.
+    extensions to callables that take bytes, names of `named` or None (bytes) is laid over the
+    default.
     Raises UsageError for anything else.
     """
     if decode is None:
@@ -392,7 +298,7 @@ def resolve(
         raise UsageError(
             f"decode is 'default', None (bytes), or a mapping of fields to decoders, not {decode!r}"
         )
-    own = {_field_name(field): _decoder(field, given) for field, given in decode.items()}
+    own = {_field_name(field): _decoder(field, given, named) for field, given in decode.items()}
     # the caller's "png" also speaks for "seg.png", which the default names by itself
     kept = {
         field: decoder
@@ -411,18 +317,18 @@ def _field_name(field: object) -> str:
     return field.lower()
 
 
-def _decoder(field: str, given: object) -> Decoder:
+def _decoder(field: str, given: object, named: Mapping[str, Decoder]) -> Decoder:
     if given is None:
         return decode_bytes
-    if isinstance(given, str) and given in NAMED_DECODERS:
-        return NAMED_DECODERS[given]
-    if isinstance(given, Jpeg | RawArray):
+    if isinstance(given, str) and given in named:
+        return named[given]
+    if isinstance(given, Jpeg | Png | RawArray):
         return given
     if callable(given):
         return OwnDecoder(given)
     raise UsageError(
-        f"the decoder of field {field!r} is a callable, a Jpeg, a RawArray, None, or one of "
-        f"{', '.join(NAMED_DECODERS)}; not {given!r}"
+        f"the decoder of field {field!r} is a callable, a Jpeg, a Png, a RawArray, None, or one of "
+        f"{', '.join(named)}; not {given!r}"
     )
 
 

@@ -15,7 +15,7 @@ import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import connection
 from pathlib import Path
@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from shardloader.errors import (
     IndexFileError,
+    ManifestError,
     ShardError,
     ShardLoaderError,
     UsageError,
@@ -34,6 +35,7 @@ from shardloader.errors import (
 from shardloader.format.agreeing import seems_to_be_of
 from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
+from shardloader.reading.content import content_digest
 from shardloader.reading.source import UNFINISHED_NAME, Source, find_shards, resolve
 from shardloader.reading.store import file_lock, map_file, publish, read_file, require_writable
 
@@ -63,6 +65,7 @@ class _Entry:
     shard_bytes: int
     num_samples: int
     digest: str
+    content_digest: str | None = None
     notices: tuple[Notice, ...] = ()
 
 
@@ -72,17 +75,27 @@ def index_dataset(
     index_dir: PathText | None = None,
     num_workers: int | None = None,
     force: bool = False,
+    digest: bool = False,
     progress: bool = True,
 ) -> tuple[Manifest, dict[str, tuple[Notice, ...]]]:
     """Index the shards that lack a current index, and write the manifest of a folder anew.
 
     An index is current if it is not older than its shard and knows its size; `force` makes all
-    anew. Gives the manifest, and the notices of each shard that was indexed now and had any.
-    Raises ShardError for the first damaged shard, with the number of others; UsageError where the
-    folder can't be written to and `index_dir` is not given.
+    anew. `digest` reads the shards whose content digest is not known, and puts that into the
+    manifest; known ones of shards with a current index are kept. Gives the manifest, and the
+    notices of each shard that was indexed now and had any. Raises ShardError for the first damaged
+    shard, with the number of others; UsageError where the folder can't be written to and
+    `index_dir` is not given, and for `digest` without a folder.
     """
     place = resolve(source, index_dir=index_dir)
-    job = _Job(num_workers=num_workers or _available_cpus(), force=force, progress=progress)
+    if digest and place.names is not None:
+        raise UsageError(
+            "content digests are kept in a folder's manifest, and a list of shards has none: give "
+            "the folder they lie in"
+        )
+    job = _Job(
+        num_workers=num_workers or _available_cpus(), force=force, progress=progress, digest=digest
+    )
     indexed = _index(place, job)
     if place.names is None:
         (Path(place.root) / UNFINISHED_NAME).unlink(missing_ok=True)
@@ -129,6 +142,7 @@ class _Job:
     num_workers: int
     force: bool
     progress: bool
+    digest: bool = False
 
 
 def _index(
@@ -136,7 +150,7 @@ def _index(
 ) -> tuple[Manifest, dict[str, tuple[Notice, ...]]]:
     if place.names is not None and not job.force:
         entries = _current_entries(place, place.names)
-        if len(entries) == len(place.names):
+        if len(entries) == len(place.names) and not job.digest:
             return _conclude(place, place.names, entries)  # nothing to write: no lock is taken
     if place.names is None:
         find_shards(place.root)  # what is no dataset is refused before a lock file is left there
@@ -166,7 +180,21 @@ def _joined(names: tuple[str, ...], by_name: Mapping[str, _Entry]) -> Manifest:
         sizes=np.array([entry.shard_bytes for entry in entries], dtype=np.int64),
         counts=np.array([entry.num_samples for entry in entries], dtype=np.int64),
         index_digests=tuple(entry.digest for entry in entries),
+        content_digests=_all_or_none([entry.content_digest for entry in entries]),
     )
+
+
+def _all_or_none(digests: Sequence[str | None]) -> tuple[str, ...] | None:
+    """Give the content digests of a manifest, which has those of all shards or of none."""
+    known = tuple(digest for digest in digests if digest is not None)
+    if known and len(known) < len(digests):
+        logger.warning(
+            "%d of %d shards have no content digest, and the manifest has those of all or of none: "
+            "make them with `shardloader index --digest`",
+            len(digests) - len(known),
+            len(digests),
+        )
+    return known if known and len(known) == len(digests) else None
 
 
 @contextmanager
@@ -188,8 +216,12 @@ def _current_entries(place: Source, names: Sequence[str]) -> dict[str, _Entry]:
 
 def _entries(place: Source, names: Sequence[str], job: _Job, lock: int) -> dict[str, _Entry]:
     """Give every shard's entry, having indexed those without a current index."""
-    entries = {} if job.force else _current_entries(place, names)
-    missing = [name for name in names if name not in entries]
+    entries = {} if job.force else _with_digests(place, _current_entries(place, names))
+    missing = [
+        name
+        for name in names
+        if name not in entries or (job.digest and entries[name].content_digest is None)
+    ]
     failures: list[ShardLoaderError] = []
     for name, result in zip(missing, _run(place, missing, job, lock), strict=True):
         if isinstance(result, ShardLoaderError):
@@ -202,6 +234,22 @@ def _entries(place: Source, names: Sequence[str], job: _Job, lock: int) -> dict[
     if failures:
         raise _first_of(failures)
     return entries
+
+
+def _with_digests(place: Source, entries: dict[str, _Entry]) -> dict[str, _Entry]:
+    """Join the content digests that the manifest has of shards with a current index."""
+    try:
+        manifest = read_manifest(place)
+    except ManifestError:
+        return entries  # it is made anew
+    if manifest is None or manifest.content_digests is None:
+        return entries
+    listed = zip(manifest.names, manifest.index_digests, manifest.content_digests, strict=True)
+    known = {(name, index): content for name, index, content in listed}
+    return {
+        name: replace(entry, content_digest=known.get((name, entry.digest)))
+        for name, entry in entries.items()
+    }
 
 
 def _first_of(failures: Sequence[ShardLoaderError]) -> ShardLoaderError:
@@ -232,28 +280,28 @@ def _current_entry(place: Source, name: str) -> _Entry | None:
     return _entry(index) if index.shard_bytes == shard.st_size else None
 
 
-def _entry(index: SampleIndex, notices: tuple[Notice, ...] = ()) -> _Entry:
-    return _Entry(
-        shard_bytes=index.shard_bytes,
-        num_samples=index.num_samples,
-        digest=index.digest,
-        notices=notices,
-    )
+def _entry(index: SampleIndex) -> _Entry:
+    return _Entry(shard_bytes=index.shard_bytes, num_samples=index.num_samples, digest=index.digest)
 
 
-def _index_one(place: Source, name: str) -> _Entry | ShardLoaderError:
+def _index_one(place: Source, name: str, *, digest: bool) -> _Entry | ShardLoaderError:
     """Index one shard and publish its index; errors are values, as others are to be counted."""
     path = place.shard_path(name)
     try:
-        index, notices = SampleIndex.build(map_file(path), shard=path)
+        data = map_file(path)
+        index, notices = SampleIndex.build(data, shard=path)
         publish(place.index_path(name), index.to_bytes())
     except ShardLoaderError as error:
         return error
-    return _entry(index, notices)
+    return replace(
+        _entry(index), content_digest=content_digest(data) if digest else None, notices=notices
+    )
 
 
-def _index_some(place: Source, names: Sequence[str]) -> dict[str, _Entry | ShardLoaderError]:
-    return {name: _index_one(place, name) for name in names}
+def _index_some(
+    place: Source, names: Sequence[str], *, digest: bool
+) -> dict[str, _Entry | ShardLoaderError]:
+    return {name: _index_one(place, name, digest=digest) for name in names}
 
 
 def _run(
@@ -267,7 +315,7 @@ def _run(
     # tqdm's None: silent where stderr is no terminal
     disable = None if job.progress else True
     with tqdm(total=len(names), unit="shard", desc="indexing", disable=disable) as bar:
-        for done in _map(partial(_index_some, place), tasks, workers, lock):
+        for done in _map(partial(_index_some, place, digest=job.digest), tasks, workers, lock):
             results.update(done)
             bar.update(len(done))
     return [results[name] for name in names]

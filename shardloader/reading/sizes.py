@@ -1,4 +1,4 @@
-"""Sizes in words: how many bytes a user means by "200MB".
+"""Sizes in words: how many bytes a user means by "200MB"; and the sides of images and arrays.
 
 Knows numbers and units only: kB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB of 1024.
 """
@@ -6,8 +6,10 @@ Knows numbers and units only: kB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from shardloader.errors import UsageError
+from shardloader.order.integers import checked
 
 _UNITS: dict[str, int] = {"": 1, "b": 1} | {
     f"{letter}{suffix}": base**power
@@ -47,3 +49,10 @@ def _of_text(text: str) -> int:
     # integers throughout: a float would round the number of bytes of a big size
     scale: int = 10 ** len(decimals)
     return int(whole + decimals) * unit // scale
+
+
+def checked_sides(name: str, given: Any, *, below: int = 2**63) -> tuple[int, ...]:
+    """Sides of an image or an array, checked; raises UsageError."""
+    if not isinstance(given, tuple | list):
+        raise UsageError(f"{name} is a tuple of whole numbers, and was {given!r}")
+    return tuple(checked(name, side, least=1, below=below) for side in given)

@@ -3,9 +3,11 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import resource
 import struct
 import sys
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +18,8 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from shardloader.errors import DecodeError, MissingExtraError, UsageError
-from shardloader.reading.decode import (
-    DEFAULT_DECODERS,
-    MAX_PIXELS,
-    Jpeg,
-    RawArray,
-    located,
-    resolve,
-)
+from shardloader.reading.decode import DEFAULT_DECODERS, RawArray, located, resolve
+from shardloader.reading.images import MAX_PIXELS, Jpeg, Png
 
 DEFAULT = resolve("default")
 
@@ -133,6 +129,54 @@ def test_an_array_that_claims_more_than_is_there_allocates_nothing() -> None:
         DEFAULT.decode("npy", data)
 
 
+def npy_of(header: str, version: int, numbers: bytes = b"") -> bytes:
+    text = header.encode()
+    length = len(text).to_bytes(2 if version == 1 else 4, "little")
+    return b"\x93NUMPY" + bytes((version, 0)) + length + text + numbers
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (100000000000,)}",
+        "{'descr': '|S0', 'fortran_order': False, 'shape': (100000000000,)}",
+        "{'descr': '<U0', 'fortran_order': False, 'shape': (100000000000,)}",
+        "{'descr': '|V1000000000000', 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (-1, 4)}",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (-1, -4)}",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (4294967296, 4294967296)}",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (0.5,)}",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': 1}",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': [('a', '|O')], 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': 'no', 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': '<i8', 'shape': (1,)}",
+        "__import__('os').abort()",
+        "[" * 5000,
+        "[" * 20000,
+    ],
+)
+def test_what_an_array_claims_is_held_against_what_is_there(version, claim) -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_memory_in_use() + (1 << 30), before[1]))
+    try:
+        with pytest.raises(DecodeError) as caught:
+            DEFAULT.decode("npy", npy_of(claim, version, bytes(8)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert "MemoryError: Unable" not in str(caught.value)
+
+
+def _memory_in_use() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def test_a_header_of_another_version_is_refused() -> None:
+    with pytest.raises(DecodeError, match="versions 1 to 3"):
+        DEFAULT.decode("npy", npy_of("{}", 4))
+
+
 def test_a_jpeg_is_rgb_whatever_it_is_stored_as() -> None:
     for mode in ("RGB", "L", "CMYK"):
         image = Image.new("RGB", (40, 30), (200, 200, 200)).convert(mode)
@@ -224,6 +268,49 @@ def huge_jpeg() -> bytes:
 def test_an_image_bomb_is_refused_by_its_header(field: str, data: bytes) -> None:
     with pytest.raises(DecodeError, match=f"more than the {MAX_PIXELS}"):
         DEFAULT.decode(field, data)
+
+
+def png_with_a_late_header() -> bytes:
+    """A PNG that begins with another chunk, where a glance would see a small image."""
+    chunk = b"tEXt" + struct.pack(">II", 1, 1) + b"k\0v"
+    other = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    data = b"IDAT" + zlib.compress(b"")
+    body = struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
+    return huge_png()[:8] + other + huge_png()[8:] + body
+
+
+def test_a_png_whose_size_comes_late_is_measured_too() -> None:
+    with pytest.raises(DecodeError, match=f"more than the {MAX_PIXELS}"):
+        DEFAULT.decode("png", png_with_a_late_header())
+
+
+def test_a_limit_of_pixels_is_stated_and_can_be_moved_for_a_field() -> None:
+    pixels = np.zeros((10, 20, 3), np.uint8)
+    images = {"jpg": image_file(Image.fromarray(pixels), "JPEG"), "png": png(pixels)}
+    for field, kind in (("jpg", Jpeg), ("png", Png)):
+        assert resolve({field: kind(max_pixels=200)}).decode(field, images[field]).shape == (
+            10,
+            20,
+            3,
+        )
+        with pytest.raises(DecodeError, match=r"more than the 199 .*max_pixels=\.\.\."):
+            resolve({field: kind(max_pixels=199)}).decode(field, images[field])
+        with pytest.raises(UsageError, match="max_pixels"):
+            kind(max_pixels=0)
+    assert resolve({"png": Png("mask", max_pixels=MAX_PIXELS * 4)}) != resolve({"png": Png()})
+    with pytest.raises(UsageError, match="one of png, rgb, mask"):
+        Png("jpeg")
+
+
+def test_above_the_default_limit_an_image_is_read_without_a_warning(monkeypatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)  # of the process, which is not asked
+    assert resolve({"png": Png(max_pixels=4)}).decode("png", png(np.ones((2, 2), np.uint8))).shape[
+        :2
+    ] == (
+        2,
+        2,
+    )
+    assert DEFAULT.decode("png", png(np.zeros((40, 2), np.uint8))).shape == (40, 2, 1)
 
 
 @pytest.mark.parametrize("field", ["png", "jpg", "seg.png"])
@@ -339,7 +426,7 @@ def test_a_jpeg_is_decoded_at_the_smallest_scale_that_has_the_size(min_size, sha
     assert abs(pixels.astype(int) - [200, 30, 60]).max() < 6
 
 
-@pytest.mark.parametrize("min_size", [224, (224,), (0, 224), (224, 224, 3), ("a", 1), None])
+@pytest.mark.parametrize("min_size", [224, (224,), (0, 224), (224, 224, 3), ("a", 1)])
 def test_a_size_that_is_no_height_and_width_is_refused(min_size) -> None:
     with pytest.raises(UsageError, match=r"^Jpeg\(min_size=\)"):
         Jpeg(min_size=min_size)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -175,7 +176,7 @@ def test_a_daemon_process_indexes_by_itself(folder, in_parallel):
     assert (folder / "manifest.json").exists()
 
 
-def die(place, name):
+def die(place, name, **_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -191,7 +192,7 @@ from shardloader.reading import indexing
 from shardloader.reading.catalog import open_catalog
 made = []
 real = indexing._index_one
-indexing._index_one = lambda place, name: (made.append(name), real(place, name))[1]
+indexing._index_one = lambda place, name, **how: (made.append(name), real(place, name, **how))[1]
 print("ready", flush=True)
 sys.stdin.readline()
 from shardloader.reading.catalog import open_catalog
@@ -229,7 +230,7 @@ import os, sys, time
 from shardloader.reading import indexing
 from shardloader.reading.catalog import open_catalog
 indexing._PARALLEL_BYTES = 0
-def slow(place, name):
+def slow(place, name, **_):
     os.close(os.open(f"{place.root}/started-{os.getpid()}", os.O_CREAT))
     time.sleep(600)
 indexing._index_one = slow
@@ -267,10 +268,10 @@ def is_running(pid: int) -> bool:
 def test_an_interrupted_run_is_taken_up_where_it_was(folder, monkeypatch):
     real = indexing._index_one
 
-    def interrupted(place, name):
+    def interrupted(place, name, **how):
         if name == "4.tar":
             raise KeyboardInterrupt
-        return real(place, name)
+        return real(place, name, **how)
 
     monkeypatch.setattr(indexing, "_index_one", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -313,3 +314,41 @@ def test_a_finished_folder_bears_no_sign_of_its_writer(tmp_path):
         "shard-000000.tar",
         "shard-000000.tar.index",
     ]
+
+
+def test_digests_of_the_bytes_are_made_when_asked_for_and_kept_while_they_hold(tmp_path, caplog):
+    folder = tmp_path / "corpus"
+    for number in range(3):
+        write_shard(folder / f"{number}.tar", 4, first=4 * number)
+    assert index_dataset(folder)[0].content_digests is None
+    made, _ = index_dataset(folder, digest=True)
+    assert made.content_digests == tuple(
+        xxhash.xxh3_128((folder / f"{number}.tar").read_bytes()).hexdigest() for number in range(3)
+    )
+    assert index_dataset(folder)[0].content_digests == made.content_digests
+    assert not caplog.records
+    write_shard(folder / "1.tar", 4, first=40)
+    assert index_dataset(folder)[0].content_digests is None
+    assert "1 of 3 shards have no content digest" in caplog.text
+    again, _ = index_dataset(folder, digest=True)
+    assert again.content_digests is not None
+    assert again.content_digests[::2] == made.content_digests[::2]
+    assert again.content_digests[1] != made.content_digests[1]
+
+
+def test_a_writers_digests_are_those_that_indexing_makes(tmp_path):
+    with ShardWriter(tmp_path / "corpus", max_samples=3) as writer:
+        for number in range(7):
+            writer.write({"__key__": str(number), "txt": "a"})
+    written = writer.manifest
+    assert index_dataset(tmp_path / "corpus")[0].content_digests == written.content_digests
+    made, _ = index_dataset(tmp_path / "corpus", force=True, digest=True)
+    assert made.content_digests == written.content_digests
+    (tmp_path / "corpus" / "manifest.json").write_text("{}")
+    assert index_dataset(tmp_path / "corpus")[0].content_digests is None
+
+
+def test_digests_need_a_manifest_to_stand_in(tmp_path):
+    write_shard(tmp_path / "a.tar", 2)
+    with pytest.raises(UsageError, match="give the folder"):
+        index_dataset([tmp_path / "a.tar"], digest=True)
