@@ -137,7 +137,7 @@ def test_a_daemon_process_indexes_by_itself(folder, in_parallel):
     assert (folder / "manifest.json").exists()
 
 
-def die(place, name):
+def die(place, cache, name):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -153,7 +153,7 @@ from shardloader.reading import indexing
 from shardloader.reading.catalog import open_catalog
 made = []
 real = indexing._index_one
-indexing._index_one = lambda place, name: (made.append(name), real(place, name))[1]
+indexing._index_one = lambda place, cache, name: (made.append(name), real(place, cache, name))[1]
 print("ready", flush=True)
 sys.stdin.readline()
 from shardloader.reading.catalog import open_catalog
@@ -191,7 +191,7 @@ import os, sys, time
 from shardloader.reading import indexing
 from shardloader.reading.catalog import open_catalog
 indexing._PARALLEL_BYTES = 0
-def slow(place, name):
+def slow(place, cache, name):
     os.close(os.open(f"{place.root}/started-{os.getpid()}", os.O_CREAT))
     time.sleep(600)
 indexing._index_one = slow
@@ -229,10 +229,10 @@ def is_running(pid: int) -> bool:
 def test_an_interrupted_run_is_taken_up_where_it_was(folder, monkeypatch):
     real = indexing._index_one
 
-    def interrupted(place, name):
+    def interrupted(place, cache, name):
         if name == "4.tar":
             raise KeyboardInterrupt
-        return real(place, name)
+        return real(place, cache, name)
 
     monkeypatch.setattr(indexing, "_index_one", interrupted)
     with pytest.raises(KeyboardInterrupt):
