@@ -5,8 +5,12 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
+from typing import TYPE_CHECKING
 
 import zstandard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def deflate(data: bytes) -> bytes:
@@ -58,4 +62,4 @@ def zstd_repeating(byte: bytes, num_blocks: int) -> bytes:
     return b"\x28\xb5\x2f\xfd" + bytes((0, 0x58)) + body  # a window of 2 MiB, nothing else
 
 
-PACKED = {"gz": gzip.compress, "zst": zstd_frame}
+PACKED: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "zst": zstd_frame}

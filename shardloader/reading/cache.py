@@ -209,6 +209,7 @@ class _Filling:
                 raise self._full() from None
 
     def _write(self) -> memoryview | None:
+        logger.info("%s: writing its tar to the cache %s", self._origin.name, self._cache.folder)
         part = Part(self._folder, self._name)
         try:
             pieces = tar_pieces(

@@ -90,7 +90,7 @@ class CacheFolder:
         path = self.path / f"{name}.cached"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise failure(path, "the cached tar can't be opened", error) from error

@@ -66,12 +66,15 @@ class LocalFile:
         return f"file://{os.path.realpath(self.path)}"
 
     def version(self) -> str:
-        """Size, time of the last change and inode: a file that was put in its place has another."""
+        """Size, times and inode: what is put in its place, or written into it, has others.
+
+        ctime is among them, as it can't be set back.
+        """
         try:
             status = Path(self.path).stat()
         except OSError as error:
             raise _unreadable(self.path, error) from error
-        return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ino}"
+        return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}"
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the file in pieces of 256 KiB."""

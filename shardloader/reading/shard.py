@@ -21,7 +21,7 @@ from shardloader.reading.store import files_to_keep_open, map_file, publish
 from shardloader.reading.tars import index_of, map_tar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shardloader.reading.catalog import Catalog
     from shardloader.reading.columns import Buffer
@@ -196,6 +196,7 @@ class ShardPool:
             raise UsageError(f"max_open is at least 1, not {max_open}")
         self.catalog = catalog
         self.max_open = max_open
+        self._cache_share = int(catalog.cache.max_bytes) // _SHARE_KEPT_OPEN
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -215,12 +216,24 @@ class ShardPool:
             # Not closed: another thread may be reading it. Its map goes with the last reference.
             while len(self._open) > self.max_open:
                 self._open.popitem(last=False)
-            spare = int(self.catalog.cache.max_bytes) // _SHARE_KEPT_OPEN
-            for number, kept in reversed(list(self._open.items())):
-                spare -= kept.cached_bytes
-                if spare < 0 and kept.cached_bytes and number != shard:
+            cached = [n for n, kept in reversed(self._open.items()) if kept.cached_bytes]
+            spare = self._cache_share
+            for number in cached:
+                spare -= self._open[number].cached_bytes
+                if spare < 0 and number != cached[0]:
                     del self._open[number]
             return opened
+
+    def together(self, shards: Iterable[int]) -> dict[int, Shard] | None:
+        """Open several shards; None where at once they would hold too much of the node's cache."""
+        opened: dict[int, Shard] = {}
+        spare = self._cache_share
+        for number in shards:
+            opened[number] = self[number]
+            spare -= opened[number].cached_bytes
+            if spare < 0 and opened[number].cached_bytes and len(opened) > 1:
+                return None
+        return opened
 
     def _close_cached(self) -> None:
         """Let go of what lies in the cache: room is needed there."""

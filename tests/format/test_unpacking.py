@@ -10,6 +10,7 @@ import subprocess
 import tracemalloc
 import zlib
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import zstandard
@@ -196,7 +197,7 @@ def test_a_fault_behind_the_tars_end_is_found_too():
 
 
 def test_a_frame_with_a_dictionary_is_refused_by_its_number():
-    samples = [bytes(range(200)) + b"%d" % number for number in range(500)]
+    samples: list[Any] = [bytes(range(200)) + b"%d" % number for number in range(500)]
     dictionary = zstandard.train_dictionary(2000, samples, dict_id=4711)
     packed = zstandard.ZstdCompressor(dict_data=dictionary).compress(TAR)
     error = error_of(packed)
