@@ -225,7 +225,9 @@ class _Filling:
 
     def _published(self, part: Part) -> memoryview | None:
         try:
-            return part.publish()
+            part.settle()
+            with self._folder.lock("space.lock"):
+                return part.publish()
         except OSError as error:
             raise failure(part.path, "the cache can't be written to", error) from error
 

@@ -7,7 +7,7 @@ Every fact is in the file system, so that whatever dies leaves nothing to repair
 | `HASH.cached` | a whole tar, never changed | shared, by every map of it: it is in use |
 | `HASH.RANDOM.part` | a tar being written, as large as it may grow | exclusive, by its writer |
 | `HASH.lock` | the right to write that tar | exclusive |
-| `space.lock` | the right to count, to remove and to grow | exclusive, for moments |
+| `space.lock` | the right to count, to remove, to grow and to rename | exclusive, for moments |
 | `alone.lock` | the right to wait for room | exclusive |
 
 The kernel drops a lock with its owner. A part without a lock has lost its writer and is removed by
@@ -242,14 +242,17 @@ class Part:
         self.length += written
         return written
 
-    def publish(self) -> memoryview | None:
-        """Make it a whole tar, map it; None if another node took it for forgotten.
-
-        Raises OSError where the disk does not take it.
-        """
+    def settle(self) -> None:
+        """Cut it to its length and see it on the disk; raises OSError if that does not take it."""
         os.ftruncate(self._descriptor, self.length)
         os.fsync(self._descriptor)
         _note_use(self._descriptor)
+
+    def publish(self) -> memoryview | None:
+        """Make it a whole tar, map it; None if another node took it for forgotten.
+
+        Belongs under the lock of `space`: who counts meanwhile might see neither name.
+        """
         try_lock(self._descriptor, fcntl.LOCK_SH, wait=True)
         try:
             self.path.rename(self._folder.path / f"{self._name}.cached")

@@ -237,6 +237,28 @@ def test_the_limit_holds_at_every_moment(cache):
     assert len(seen) > 100
 
 
+def test_a_tar_gets_its_name_while_nobody_counts(cache):
+    """Else a folder that is being listed may show neither the old name nor the new one."""
+    written, counting = threading.Event(), threading.Event()
+
+    def meet(piece):
+        if piece == 3:
+            written.set()
+            assert counting.wait(20)
+
+    origin = origin_of(1, size=300_000, before=meet)
+    writer = threading.Thread(target=lambda: cache.tar(origin))
+    writer.start()
+    assert written.wait(20)
+    with CacheFolder(Path(cache.folder)).lock("space.lock"):
+        counting.set()
+        writer.join(0.3)
+        assert files(cache) == []
+        assert len(files(cache, ".part")) == 1
+    writer.join(20)
+    assert len(files(cache)) == 1
+
+
 def test_what_a_reader_has_is_not_removed_and_the_others_are(cache):
     held = cache.tar(origin_of(0))
     for number in range(1, 20):
