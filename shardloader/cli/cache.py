@@ -20,8 +20,8 @@ had again from the shards.
 
 example:
   shardloader cache info
-  shardloader cache info /nvme/cache --json
-  shardloader cache clear /nvme/cache
+  shardloader cache info cache/ --json
+  shardloader cache clear cache/
 """
 
 

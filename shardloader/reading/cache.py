@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -80,7 +81,10 @@ class Cache:
         given: Any = self.folder
         if not isinstance(given, str | os.PathLike) or not os.fspath(given):
             raise UsageError(f"Cache(folder) takes a folder, and was given {given!r}")
-        folder = Path(os.fspath(given)).expanduser().absolute()
+        try:
+            folder = Path(os.fspath(given)).expanduser().absolute()
+        except RuntimeError as error:
+            raise UsageError(f"Cache({given!r}): there is no such home folder ({error})") from None
         object.__setattr__(self, "folder", str(folder))
         object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes))
         object.__setattr__(self, "max_window", parse_bytes(self.max_window))
@@ -166,8 +170,15 @@ class Cache:
 
 
 def default_cache() -> Cache:
-    """The cache of those who gave none: this user's, in the home folder."""
-    return Cache(str(Path("~/.cache/shardloader").expanduser()), max_bytes=DEFAULT_MAX_BYTES)
+    """The cache of those who gave none: this user's, in the home folder.
+
+    A user without one, as in some containers, has it among the temporary files.
+    """
+    try:
+        return Cache("~/.cache/shardloader", max_bytes=DEFAULT_MAX_BYTES)
+    except UsageError:
+        folder = Path(tempfile.gettempdir(), f"shardloader-{os.getuid()}")
+        return Cache(folder, max_bytes=DEFAULT_MAX_BYTES)
 
 
 def name_of(identity: str, version: str) -> str:

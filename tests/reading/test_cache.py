@@ -10,6 +10,7 @@ import hashlib
 import multiprocessing
 import os
 import pickle
+import random
 import resource
 import signal
 import threading
@@ -112,6 +113,19 @@ def test_a_home_is_meant_by_its_sign_and_a_folder_stays_when_the_process_moves(t
     assert Cache("~/x").folder == str(Path.home() / "x")
     assert default_cache().folder == str(Path.home() / ".cache" / "shardloader")
     assert Path(Cache("relative").folder).is_absolute()
+
+
+def test_a_user_without_a_home_has_a_cache_too(monkeypatch, tmp_path):
+    def no_home(path):
+        if str(path).startswith("~"):
+            raise RuntimeError("Could not determine home directory.")
+        return path
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert default_cache().folder == str(tmp_path / f"shardloader-{os.getuid()}")
+    with pytest.raises(UsageError, match="no such home folder"):
+        Cache("~nobody-of-this-name/x")
 
 
 def test_d01_shards_of_one_base_name_are_told_apart(cache):
@@ -546,6 +560,43 @@ def test_d02_processes_that_evict_each_others_tars_all_get_the_right_bytes(tmp_p
     join(processes)
     assert total_bytes(small) <= 4 * 10**6
     assert is_tidy(small)
+
+
+def test_d02_processes_killed_at_random_leave_a_cache_that_works_and_holds_its_limit(tmp_path):
+    small = Cache(tmp_path / "cache", max_bytes="2MB")
+    folder = CacheFolder(Path(small.folder))
+    folder.make()
+    draw = random.Random(1)
+
+    def churn(seed):
+        own = random.Random(seed)
+        while True:
+            number = own.randrange(8)
+            size = 150_000 + 30_000 * number
+            if bytes(small.tar(origin_of(number, size=size))) != tar_of(number, size):
+                os._exit(3)
+
+    processes: list[multiprocessing.process.BaseProcess] = []
+    codes = set()
+    for _ in range(30):
+        while len(processes) < 3:
+            processes.append(FORK.Process(target=churn, args=(draw.random(),), daemon=True))
+            processes[-1].start()
+        time.sleep(draw.random() * 0.02)
+        with folder.lock("space.lock"):
+            assert sum(each.size for each in folder.entries()) <= 2 * 10**6
+        victim = processes.pop(draw.randrange(3))
+        victim.kill()
+        victim.join(30)
+        codes.add(victim.exitcode)
+    for process in processes:
+        process.kill()
+        process.join(30)
+    assert codes == {-signal.SIGKILL}
+    assert bytes(small.tar(origin_of(20))) == tar_of(20)
+    small.clear()
+    assert is_tidy(small)
+    assert files(small) == []
 
 
 def test_d02_a_part_without_a_writer_is_removed_and_one_with_a_writer_is_not(cache):
