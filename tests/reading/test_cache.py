@@ -273,7 +273,12 @@ def test_a_tar_gets_its_name_while_nobody_counts(cache):
     assert len(files(cache)) == 1
 
 
-def test_what_a_reader_has_is_not_removed_and_the_others_are(cache):
+@pytest.mark.parametrize("is_found", [False, True])
+def test_what_a_reader_has_is_not_removed_and_the_others_are(cache, is_found):
+    """Whether the reader has written it or found it there."""
+    if is_found:
+        cache.tar(origin_of(0))
+        gc.collect()
     held = cache.tar(origin_of(0))
     for number in range(1, 20):
         cache.tar(origin_of(number))
@@ -283,6 +288,22 @@ def test_what_a_reader_has_is_not_removed_and_the_others_are(cache):
     gc.collect()
     cache.tar(origin_of(20, size=9 * MB))
     assert not _is_cached(cache, 0)
+
+
+def test_what_is_removed_before_a_reader_has_its_lock_is_fetched_again(cache, monkeypatch):
+    origin = origin_of(0)
+    cache.tar(origin)
+    real, removed = cache_folder.try_lock, []
+
+    def remove_first(descriptor, kind, *, wait=False):
+        if kind == fcntl.LOCK_SH and not removed:
+            removed.append(CacheFolder(Path(cache.folder)).remove(files(cache)[0]))
+        return real(descriptor, kind, wait=wait)
+
+    monkeypatch.setattr(cache_folder, "try_lock", remove_first)
+    assert bytes(cache.tar(origin)) == origin.content
+    assert removed == [True]
+    assert _is_cached(cache, 0)  # else its bytes would lie on the disk, and nobody count them
 
 
 def test_a_slice_alone_keeps_a_tar_in_use(cache):
@@ -374,7 +395,7 @@ def test_a_full_disk_with_nothing_to_remove_is_an_error_and_no_file(cache, monke
     assert is_tidy(cache)
 
 
-def in_child(function, *arguments):
+def in_child(function, *arguments, patience_s=60):
     """Run in a forked process; give what it returned, or its exception."""
     receiver, sender = FORK.Pipe(duplex=False)
 
@@ -386,7 +407,9 @@ def in_child(function, *arguments):
 
     process = FORK.Process(target=run)
     process.start()
-    assert receiver.poll(60), "the child does not answer"
+    if not receiver.poll(patience_s):
+        process.kill()
+        raise AssertionError("the child does not answer")
     answer = receiver.recv()
     process.join(20)
     return answer
@@ -505,7 +528,8 @@ def test_d02_a_writer_that_dies_with_a_forked_child_alive_is_taken_over(cache, t
     try:
         _wait_for_one(tmp_path, "child-*")
         os.kill(writer.pid or 0, signal.SIGKILL)
-        assert in_child(digest_of, cache, origin_of(1)) == hashlib.sha256(tar_of(1)).hexdigest()
+        digest = in_child(digest_of, cache, origin_of(1), patience_s=15)
+        assert digest == hashlib.sha256(tar_of(1)).hexdigest()
     finally:
         (tmp_path / "done").touch()
         (tmp_path / "go").touch()
