@@ -293,7 +293,8 @@ def test_what_a_reader_has_is_not_removed_and_the_others_are(cache, is_found):
 def test_what_is_removed_before_a_reader_has_its_lock_is_fetched_again(cache, monkeypatch):
     origin = origin_of(0)
     cache.tar(origin)
-    real, removed = cache_folder.try_lock, []
+    real = cache_folder.try_lock
+    removed: list[bool] = []
 
     def remove_first(descriptor, kind, *, wait=False):
         if kind == fcntl.LOCK_SH and not removed:
