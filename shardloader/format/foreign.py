@@ -17,13 +17,15 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 SKIPPABLE_MAGICS: Final = tuple(bytes((0x50 + n,)) + b"*M\x18" for n in range(16))
 LEGACY_ZSTD_MAGICS: Final = tuple(bytes((0x1E + n,)) + ZSTD_MAGIC[1:] for n in range(10))
 
-_TWICE = "what is compressed twice is not read: decompress it once"
+_TWICE = "was it compressed twice? decompress it once"
 _READ = "this release reads tar, gzip and zstd: pack it anew as one of these"
 
 _LIKELY_CAUSES: Final[tuple[tuple[bytes, str], ...]] = (
-    (GZIP_MAGIC, f"it is gzip-compressed; {_TWICE} (gunzip)"),
-    *((magic, f"it is zstd-compressed; {_TWICE} (zstd -d)") for magic in SKIPPABLE_MAGICS),
-    (ZSTD_MAGIC, f"it is zstd-compressed; {_TWICE} (zstd -d)"),
+    (GZIP_MAGIC, f"it is gzip-compressed where a tar was expected; {_TWICE} (gunzip)"),
+    *(
+        (magic, f"it is zstd-compressed where a tar was expected; {_TWICE} (zstd -d)")
+        for magic in (ZSTD_MAGIC, *SKIPPABLE_MAGICS)
+    ),
     *(
         (magic, "it was compressed by zstd 0.7 or older, whose format is not read: pack it anew")
         for magic in LEGACY_ZSTD_MAGICS
