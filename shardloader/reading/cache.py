@@ -200,6 +200,7 @@ class _Filling:
         self._name = name
         self._max_bytes = int(cache.max_bytes)
         self._patience_s = 0.0
+        self._is_last_try = False
 
     def run(self, make_way: Callable[[], None] | None, patience_s: float) -> memoryview | None:
         """Write and publish; None if the origin changed meanwhile.
@@ -213,7 +214,7 @@ class _Filling:
             make_way()
         logger.info("%s: the cache is full; waiting for room", self._cache.folder)
         with self._folder.lock("alone.lock"):
-            self._patience_s = patience_s
+            self._patience_s, self._is_last_try = patience_s, True
             try:
                 return self._write()
             except _NoRoomError:
@@ -250,8 +251,9 @@ class _Filling:
                 try:
                     piece = piece[part.write(piece) :]
                 except OSError as error:
-                    if error.errno not in _NO_SPACE or not self._freed(len(piece)):
+                    if error.errno not in _NO_SPACE:
                         raise
+                    self._free_disk(len(piece), error)
         except OSError as error:
             hint = "; nothing that is not in use is left to remove" * (error.errno in _NO_SPACE)
             raise WorldError(
@@ -296,8 +298,8 @@ class _Filling:
                 room += entry.size
         return room
 
-    def _freed(self, wanted: int) -> bool:
-        """Remove what was used least recently, where the disk is full; say whether any was."""
+    def _free_disk(self, wanted: int, error: OSError) -> None:
+        """Remove what was used least recently, where the disk is full; raises if there is none."""
         freed = 0
         with self._folder.lock("space.lock"):
             for entry in self._folder.entries():
@@ -305,7 +307,8 @@ class _Filling:
                     break
                 if not entry.is_part and self._folder.remove(entry.name):
                     freed += entry.size
-        return freed > 0
+        if not freed:
+            raise error if self._is_last_try else _NoRoomError
 
     def _full(self) -> WorldError:
         use = self._cache.use()

@@ -383,6 +383,20 @@ def test_a_full_disk_makes_room_and_goes_on(cache, monkeypatch):
     assert [number for number in range(3) if _is_cached(cache, number)] == [2]
 
 
+def test_a_full_disk_is_told_to_those_who_hold_maps_that_can_be_had_again(cache, monkeypatch):
+    held = [cache.tar(origin_of(0))]
+    real = Part.write
+
+    def write(part, piece):
+        if held or _is_cached(cache, 0):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(part, piece)
+
+    monkeypatch.setattr(Part, "write", write)
+    assert bytes(cache.tar(origin_of(1), make_way=held.clear)) == tar_of(1)
+    assert is_tidy(cache)
+
+
 def test_a_full_disk_with_nothing_to_remove_is_an_error_and_no_file(cache, monkeypatch):
     def write(part, piece):
         raise OSError(errno.ENOSPC, "No space left on device")
