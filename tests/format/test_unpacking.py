@@ -267,16 +267,16 @@ def test_what_a_header_declares_is_not_gathered_before_it_arrives():
 
 
 def test_a_tar_whose_first_member_is_called_like_a_magic_is_a_tar():
-    for magic in ("\x1f\x8b", "P*M\x18"):
-        archive = tar_bytes([(f"{magic}.txt", b"x")])
-        assert archive.startswith(magic.encode()) or magic == "\x1f\x8b"
-        assert packing_of(archive) is None
-        assert unpack(archive) == archive
+    skippable_frame = tar_bytes([("P*M\x18.txt", b"x")])
+    assert skippable_frame.startswith(b"P*M\x18")
     renamed = bytearray(tar_bytes([("ab.txt", b"x")]))
     renamed[:2] = b"\x1f\x8b"
     renamed[148:156] = b" " * 8
     renamed[148:156] = b"%06o\0 " % sum(renamed[:512])
-    assert packing_of(bytes(renamed)) is None
+    for archive in (skippable_frame, bytes(renamed)):
+        assert packing_of(archive[:100]) is not None
+        assert packing_of(archive) is None
+        assert unpack(archive) == archive
 
 
 PARTS = st.lists(st.binary(max_size=3000), min_size=1, max_size=5)

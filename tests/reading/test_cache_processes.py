@@ -34,7 +34,6 @@ from tests.reading.origins import (
     total_bytes,
     wait_for,
 )
-from tests.shards import sample_members, tar_bytes
 
 
 @pytest.fixture
@@ -304,4 +303,3 @@ def test_nothing_stays_open_behind_a_map_that_is_gone(cache):
 
 def test_the_public_name_is_this_class():
     assert sl.Cache is Cache
-    assert len(tar_bytes(sample_members(1))) > 512
