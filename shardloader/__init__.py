@@ -42,12 +42,14 @@ if TYPE_CHECKING:
     from shardloader.order.topology import Topology
     from shardloader.order.window import Shuffle
     from shardloader.planning.plan import Plan, plan
+    from shardloader.reading.cache import Cache
     from shardloader.reading.decode import RawArray
     from shardloader.reading.images import Jpeg, Png
     from shardloader.writing.writer import ShardWriter
 
 __all__ = [
     "AgreementError",
+    "Cache",
     "CheckpointError",
     "DataError",
     "DecodeError",
@@ -80,6 +82,7 @@ __all__ = [
 _ERRORS = "shardloader.errors"
 _HOMES = {
     "AgreementError": _ERRORS,
+    "Cache": "shardloader.reading.cache",
     "CheckpointError": _ERRORS,
     "DataError": _ERRORS,
     "DecodeError": _ERRORS,

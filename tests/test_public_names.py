@@ -13,6 +13,7 @@ import shardloader as sl
 
 PUBLIC = {
     "AgreementError",
+    "Cache",
     "CheckpointError",
     "DataError",
     "DecodeError",

@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "verify": "check shards against their indexes, the manifest and digests",
     "plan": "say who reads what at which step, without reading a shard",
     "audit": "check, from what ranks logged, that every sample was read once",
+    "cache": "say what the node's cache holds, or clear it",
     "bench": "measure how fast a dataset loads here, and say with which options",
 }
 

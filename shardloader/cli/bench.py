@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardloader.cli import report
 from shardloader.cli.info import field_uses
-from shardloader.cli.sources import HELP, add_index_dir, at_least_one, one_dataset
+from shardloader.cli.sources import (
+    HELP,
+    add_cache,
+    add_index_dir,
+    at_least_one,
+    cache_of,
+    one_dataset,
+)
 from shardloader.errors import ShardLoaderError, UsageError, WorldError
 from shardloader.format.index import SampleIndex
 from shardloader.order.window import DEFAULT_WINDOW
@@ -68,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `bench`."""
     parser.add_argument("source", metavar="SRC", nargs="+", help=HELP)
     add_index_dir(parser)
+    add_cache(parser)
     reading = parser.add_argument_group("what is read")
     reading.add_argument(
         "--fields", metavar="A,B", type=_words, help="the fields to read (default: all)"
@@ -119,7 +127,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, and say what comes out."""
-    catalog = open_catalog(one_dataset(options.source), index_dir=options.index_dir)
+    catalog = open_catalog(
+        one_dataset(options.source), index_dir=options.index_dir, cache=cache_of(options)
+    )
     if catalog.manifest.num_samples == 0:
         raise UsageError(f"{catalog.location} has no samples, and there is nothing to measure")
     cores = len(os.sched_getaffinity(0))
@@ -159,6 +169,7 @@ def _measure_all(
     asked = {
         "source": one_dataset(options.source),
         "index_dir": options.index_dir,
+        "cache": cache_of(options),
         "fields": options.fields,
         "window": options.window,
         "seconds": seconds,

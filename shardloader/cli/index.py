@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardloader.cli import report
-from shardloader.cli.sources import HELP, add_index_dir, at_least_one
+from shardloader.cli.sources import HELP, add_cache, add_index_dir, at_least_one, cache_of
 from shardloader.errors import UsageError
 from shardloader.format.notices import NOTICE_KINDS, Notice
 from shardloader.reading.indexing import index_dataset
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 EPILOG = """\
 Several folders are several datasets; shards, as a shell gives them for corpus/*.tar, are one
 dataset, which has indexes but no manifest on disk. A shard whose index is current is not read
-again. A shard that is no sound tar archive ends it with exit code 1.
+again. A shard that is no sound tar archive ends it with exit code 1. Compressed shards (.tar.gz,
+.tgz, .tar.zst) are unpacked into the node's cache, where training finds them.
 
 example:
   shardloader index corpus/
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="put digests of the shards' bytes into the manifest, for verify; reads all of them",
     )
+    add_cache(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -84,6 +86,7 @@ def _indexed(source: str | list[str], options: argparse.Namespace) -> dict[str, 
         num_workers=options.workers,
         force=options.force,
         digest=options.digest,
+        cache=cache_of(options),
     )
     return {
         "source": place.location,

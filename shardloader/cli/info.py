@@ -130,13 +130,13 @@ def _manifest_of_indexes(place: Source, names: tuple[str, ...]) -> Manifest:
         for name in names:
             index = _index(place, name)
             shard_bytes = Path(place.shard_path(name)).stat().st_size
-            if index.shard_bytes != shard_bytes:
+            if index.file_bytes != shard_bytes:
                 raise IndexFileError(
-                    f"{place.index_path(name)}: the index is of a shard of {index.shard_bytes} "
+                    f"{place.index_path(name)}: the index is of a shard of {index.file_bytes} "
                     f"bytes, and the shard has {shard_bytes}: make it anew with "
                     "`shardloader index`"
                 )
-            sizes.append(index.shard_bytes)
+            sizes.append(index.file_bytes)
             counts.append(index.num_samples)
             digests.append(index.digest)
             bar.update()

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 SOME = 5  # of a long list, so many are shown
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
-_ARGUMENT = re.compile(r"\b(index_dir|grid|steps_per_epoch|max_samples|max_bytes|pattern)=")
+_ARGUMENT = re.compile(
+    r"\b(index_dir|grid|steps_per_epoch|max_samples|max_bytes|max_expansion|max_window|pattern)="
+)
 
 
 def number(value: float) -> str:

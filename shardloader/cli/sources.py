@@ -7,6 +7,12 @@ a shell gives them for `corpus/*.tar`.
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Any
+
+from shardloader.reading.cache import DEFAULT_MAX_BYTES, Cache, default_cache
+
+if TYPE_CHECKING:
+    from shardloader.format.unpacking import Limits
 
 HELP = "a folder, a brace pattern such as 'corpus/{000..099}.tar', or shards"
 
@@ -23,6 +29,53 @@ def add_index_dir(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where indexes and manifest lie, if not beside the shards",
     )
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    """Take what `cache_of` reads."""
+    parser.add_argument(
+        "--cache",
+        metavar="DIR",
+        help="where compressed shards are unpacked (default: ~/.cache/shardloader)",
+    )
+    parser.add_argument(
+        "--max-bytes",
+        metavar="SIZE",
+        help=f"the most that the cache holds, such as 200GB (default: {DEFAULT_MAX_BYTES})",
+    )
+    add_limits(parser)
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """Take what compressed shards may ask for."""
+    parser.add_argument(
+        "--max-expansion",
+        type=at_least_one,
+        metavar="N",
+        help="how many times its size a compressed shard may stand for (default: 500)",
+    )
+    parser.add_argument(
+        "--max-window",
+        metavar="SIZE",
+        help="the largest window of a zstd frame (default: 128MiB; --long=31 needs 2GiB)",
+    )
+
+
+def cache_of(options: argparse.Namespace) -> Cache:
+    """The cache that the options name; raises UsageError for a size that is none."""
+    default = default_cache()
+    max_bytes = default.max_bytes if options.max_bytes is None else options.max_bytes
+    return Cache(options.cache or default.folder, max_bytes=max_bytes, **_limits(options))
+
+
+def limits_of(options: argparse.Namespace) -> Limits:
+    """What compressed shards may ask for; raises UsageError for a size that is none."""
+    return Cache(default_cache().folder, **_limits(options)).limits
+
+
+def _limits(options: argparse.Namespace) -> dict[str, Any]:
+    asked = {"max_expansion": options.max_expansion, "max_window": options.max_window}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def at_least_one(text: str) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardloader.cli import report
 from shardloader.cli.index import datasets
-from shardloader.cli.sources import HELP, add_index_dir, at_least_one
+from shardloader.cli.sources import HELP, add_index_dir, add_limits, at_least_one, limits_of
 from shardloader.errors import UsageError
 from shardloader.format.findings import FAULT, LEVELS, REMARK, WARNING
 from shardloader.reading.verifying import verify_dataset
@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --decode: images that claim more are faults (default: 89,478,485)",
     )
+    add_limits(parser)
     parser.add_argument("--strict", action="store_true", help="fail on warnings as well")
 
 
@@ -106,6 +107,7 @@ def _verified(source: str | list[str], options: argparse.Namespace) -> Verificat
             index_dir=options.index_dir,
             num_processes=options.jobs,
             decode=_decoders(options),
+            limits=limits_of(options),
             watch=watch,
         )
 

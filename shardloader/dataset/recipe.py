@@ -18,6 +18,7 @@ from shardloader.order.epoch import Order
 from shardloader.order.grid import Grid
 from shardloader.order.integers import MAX_SEED, checked
 from shardloader.order.topology import Topology
+from shardloader.reading.cache import Cache
 
 if TYPE_CHECKING:
     from shardloader.dataset.transform import Transform
@@ -56,6 +57,7 @@ class Options:
     grid: Grid | None
     steps_per_epoch: int | None
     index_dir: str | PathLike[str] | None
+    cache: Cache | None
     batch_size: int | None
     collate_fn: Collate | None
     meta: str
@@ -75,6 +77,8 @@ class Options:
             )
         if self.grid is not None and not isinstance(self.grid, Grid):
             raise UsageError(f"grid= takes a Grid(ranks=, workers=, batch=), and was {self.grid!r}")
+        if self.cache is not None and not isinstance(self.cache, Cache):
+            raise UsageError(f"cache= takes a Cache(folder, max_bytes=), and was {self.cache!r}")
 
     def _take(self, name: str, *, least: int, below: int = 2**63) -> None:
         number = checked(name, getattr(self, name), least=least, below=below)

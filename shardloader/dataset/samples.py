@@ -98,9 +98,9 @@ class SampleReader:
         """
         shards = extents.shard[start:stop].tolist()
         distinct = set(shards)
-        if len(distinct) > self._shards_at_once:
+        opened = self._pool.together(distinct) if len(distinct) <= self._shards_at_once else None
+        if opened is None:
             return self._read_shard_by_shard(extents, start, stop, with_keys=with_keys)
-        opened = {number: self._pool[number] for number in distinct}
         buffers = {number: shard.buffer for number, shard in opened.items()}
         if stop - start >= WORTH_A_TOUCH * len(opened):
             for number, shard in opened.items():
@@ -120,7 +120,7 @@ class SampleReader:
     def _read_shard_by_shard(
         self, extents: Extents, start: int, stop: int, *, with_keys: bool
     ) -> Columns:
-        """The same from many shards: threads that each hold all of theirs would be too many files.
+        """The same from many shards: all open at once would be too many files, or too much cache.
 
         The bytes are copied out of one shard after another, and decoded then.
         """

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from shardloader.format.manifest import Manifest
     from shardloader.order.grid import Grid
     from shardloader.order.topology import Topology
+    from shardloader.reading.cache import Cache
 
 log = logging.getLogger("shardloader")
 
@@ -64,7 +65,8 @@ class ShardDataset(IterableDataset[Any]):
     the epoch's last step is. on_error: "raise". topology, grid: see `Topology` and `Grid`; by
     default the process's own.
     steps_per_epoch: an epoch of fixed length over an endless order. index_dir: where indexes lie
-    if not beside the shards.
+    if not beside the shards. cache: a `Cache`, where compressed shards are unpacked; by default
+    ~/.cache/shardloader, of at most 50 GB.
 
     batch_size, collate_fn, meta: for use without ShardLoader. With a batch_size it yields
     batches as ShardLoader's are, for `DataLoader(dataset, batch_size=None)`. Without, it yields
@@ -92,6 +94,7 @@ class ShardDataset(IterableDataset[Any]):
         grid: Grid | None = None,
         steps_per_epoch: int | None = None,
         index_dir: str | PathLike[str] | None = None,
+        cache: Cache | None = None,
         batch_size: int | None = None,
         collate_fn: Collate | None = None,
         meta: str = "all",
@@ -111,6 +114,7 @@ class ShardDataset(IterableDataset[Any]):
             grid=grid,
             steps_per_epoch=steps_per_epoch,
             index_dir=index_dir,
+            cache=cache,
             batch_size=batch_size,
             collate_fn=collate_fn,
             meta=meta,
@@ -130,7 +134,7 @@ class ShardDataset(IterableDataset[Any]):
         """The options with the opened catalog; opens it at the first call."""
         if self._recipe is None:
             options = self.options
-            catalog = open_catalog(options.source, index_dir=options.index_dir)
+            catalog = open_catalog(options.source, index_dir=options.index_dir, cache=options.cache)
             self._recipe = Recipe(options=options, catalog=catalog)
         return self._recipe
 

@@ -32,6 +32,19 @@ def seems_to_be_of(index: SampleIndex, data: memoryview) -> bool:
     )
 
 
+def begins_like(index: SampleIndex, beginning: memoryview) -> bool:
+    """Whether the header of the first member is where `index` says.
+
+    beginning: as many of the tar's bytes as `end_of_first_header` asks for.
+    """
+    return index.num_samples == 0 or _holds(index, beginning, 0, 0)
+
+
+def end_of_first_header(index: SampleIndex) -> int:
+    """How many bytes of the tar hold the header of its first member."""
+    return int(index.member_offsets[0]) if index.num_samples else 0
+
+
 def _holds(index: SampleIndex, data: memoryview, sample: int, member: int) -> bool:
     start = int(index.member_offsets[member]) - BLOCK_BYTES
     if start < 0:

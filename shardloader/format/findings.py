@@ -33,6 +33,9 @@ _FETCH_OR_FORCE = f"{_FETCH}; if it is meant to have changed, {_FORCE}"
 KINDS: Final[dict[str, tuple[str, str]]] = {
     # of a shard's bytes
     "not_a_tar": (FAULT, _FETCH_OR_WRITE),
+    "bad_compression": (FAULT, _FETCH),
+    "unsupported_compression": (FAULT, "decompress the shard, or compress it anew by gzip or zstd"),
+    "expands_too_far": (FAULT, "if it is meant so, verify with a larger --max-expansion"),
     "empty_file": (FAULT, _FETCH),
     "bad_header": (FAULT, _FETCH_OR_WRITE),
     "truncated": (FAULT, _FETCH),

@@ -50,7 +50,8 @@ _TENSORS = {
 class SampleIndex:
     """Where the samples of one shard lie; n samples, m members, k bytes of keys.
 
-    `shard_bytes` is the size of the tar file. `fields` holds the distinct field names, sorted by
+    `shard_bytes` is the size of the tar, and `compressed_bytes` that of the file which held it
+    compressed, None where the file is the tar. `fields` holds the distinct field names, sorted by
     their UTF-8 bytes. int64: `sample_starts` and `key_starts` [n + 1], `member_offsets` (where a
     member's data begins in the tar) and `member_sizes` [m]; uint32: `member_fields` [m], indices
     into `fields`; uint8: `key_bytes` [k], UTF-8 with surrogateescape.
@@ -64,6 +65,12 @@ class SampleIndex:
     member_fields: NDArray[np.uint32]
     key_starts: Int64Array
     key_bytes: NDArray[np.uint8]
+    compressed_bytes: int | None = None
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of the shard's file."""
+        return self.shard_bytes if self.compressed_bytes is None else self.compressed_bytes
 
     @property
     def num_samples(self) -> int:
@@ -87,7 +94,7 @@ class SampleIndex:
 
     @property
     def digest(self) -> str:
-        """The xxh3-128 of all of the above, as 32 hex digits, however the file is laid out."""
+        """The xxh3-128 of what the tar holds, as 32 hex digits, however it is packed."""
         return _digest(self)
 
     @classmethod
@@ -165,6 +172,8 @@ class SampleIndex:
     def to_bytes(self) -> bytes:
         """Give the index file: always the same bytes for the same index."""
         about = {"version": VERSION, "shard_bytes": self.shard_bytes, "fields": self.fields}
+        if self.compressed_bytes is not None:
+            about["compressed_bytes"] = self.compressed_bytes
         # One entry alone: the library writes several in no particular order.
         metadata = {FORMAT: json.dumps(about, separators=(",", ":"))}
         tensors = {name: np.ascontiguousarray(getattr(self, name)) for name in _TENSORS}
@@ -179,8 +188,10 @@ class SampleIndex:
         """
         view = memoryview(buffer).cast("B").toreadonly()
         arrays, metadata = read_tensors(view, _TENSORS, name=name)
-        shard_bytes, fields = _about(metadata, name)
-        index = cls(shard_bytes=shard_bytes, fields=fields, **arrays)
+        shard_bytes, compressed_bytes, fields = _about(metadata, name)
+        index = cls(
+            shard_bytes=shard_bytes, compressed_bytes=compressed_bytes, fields=fields, **arrays
+        )
         _check(index, name)
         return index
 
@@ -204,8 +215,8 @@ def _digest(index: SampleIndex) -> str:
     return digest
 
 
-def _about(metadata: dict[str, Any], name: str) -> tuple[int, tuple[str, ...]]:
-    """Read the metadata: the shard's size and the field names."""
+def _about(metadata: dict[str, Any], name: str) -> tuple[int, int | None, tuple[str, ...]]:
+    """Read the metadata: the shard's size, packed as well, and the field names."""
     if FORMAT not in metadata:
         raise _refusal(name, f"it is a safetensors file without the mark {FORMAT!r}")
     try:
@@ -218,7 +229,12 @@ def _about(metadata: dict[str, Any], name: str) -> tuple[int, tuple[str, ...]]:
                 "the release of shardloader that wrote it"
             )
         shard_bytes, fields = about["shard_bytes"], about["fields"]
-        sound = type(shard_bytes) is int and 0 <= shard_bytes < 2**63 and type(fields) is list
+        compressed_bytes = about.get("compressed_bytes")
+        sound = (
+            _is_size(shard_bytes)
+            and (compressed_bytes is None or _is_size(compressed_bytes))
+            and type(fields) is list
+        )
         encoded = [_utf8(field) for field in fields] if sound else []
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _refusal(name, f"its metadata can't be read ({error!r})") from None
@@ -226,7 +242,11 @@ def _about(metadata: dict[str, Any], name: str) -> tuple[int, tuple[str, ...]]:
         raise _refusal(name, "its metadata should hold the shard's size and a list of fields")
     if any(left >= right for left, right in pairwise(encoded)):
         raise _refusal(name, "its field names should be distinct and sorted")
-    return shard_bytes, tuple(fields)
+    return shard_bytes, compressed_bytes, tuple(fields)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
 
 
 def _check(index: SampleIndex, name: str) -> None:

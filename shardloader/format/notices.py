@@ -15,6 +15,9 @@ ERROR_KINDS: dict[str, str] = {
     "truncated": "the file ends before what a header announces",
     "unsupported_member": "a member is of a kind that this release does not read",
     "duplicate_field": "one sample has a field twice",
+    "bad_compression": "the compressed stream is damaged, or something follows its end",
+    "unsupported_compression": "the compressed stream is of a kind that this release does not read",
+    "expands_too_far": "the compressed stream stands for more bytes than are allowed",
     "checksum_mismatch": "the bytes are not those that their checksum was made of",
 }
 

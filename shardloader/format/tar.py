@@ -16,6 +16,7 @@ from zlib import adler32
 
 from shardloader.errors import ShardError
 from shardloader.format import tar_fields
+from shardloader.format.foreign import empty_file, not_a_tar, too_short
 from shardloader.format.notices import (
     ERROR_KINDS,
     LINT_KINDS,
@@ -53,29 +54,6 @@ _UNSUPPORTED_TYPES = {
     ord("S"): "a sparse file (old GNU format)",
     ord("M"): "the rest of a file of another volume (GNU multi-volume)",
 }
-
-# What other things begin with, for the message about a file that is no tar.
-_LIKELY_CAUSES: tuple[tuple[bytes, str], ...] = (
-    (
-        b"\x1f\x8b",
-        "it is gzip-compressed; this release reads plain tar, so decompress it (gunzip)",
-    ),
-    *(
-        (magic, "it is zstd-compressed; this release reads plain tar, so decompress it (zstd -d)")
-        for magic in (b"\x28\xb5\x2f\xfd", *(bytes((0x50 + n,)) + b"*M\x18" for n in range(16)))
-    ),
-    (
-        b"version https://git-lfs",
-        "it looks like a Git LFS pointer: the repository was cloned without LFS (git lfs pull)",
-    ),
-    (b"<!doctype html", "it looks like HTML: an error or login page was saved under this name"),
-    (b"<html", "it looks like HTML: an error or login page was saved under this name"),
-    (b"<?xml", "it looks like XML: an object store's error was saved under this name"),
-    (b"<error", "it looks like XML: an object store's error was saved under this name"),
-    (b"PK\x03\x04", "it is a zip archive"),
-    (b"BZh", "it is bzip2-compressed; this release reads plain tar"),
-    (b"\xfd7zXZ", "it is xz-compressed; this release reads plain tar"),
-)
 
 
 class Member(NamedTuple):
@@ -193,13 +171,9 @@ class _Scanner:
 
     def _refuse_at_a_glance(self) -> None:
         if not self.total:
-            raise ShardError(
-                f"{self.shard}: 0 bytes is not a tar archive; was an upload or a copy interrupted?",
-                kind="empty_file",
-                offset=0,
-            )
+            raise empty_file(self.shard)
         if self.total < BLOCK_BYTES:
-            raise self._not_a_tar(f"it has {self.total} bytes, and a tar at least {BLOCK_BYTES}")
+            raise self._not_a_tar(too_short(self.total))
 
     def _ends(self, block: bytes, position: int) -> bool:
         """Whether the archive ends here: with its marker, without one, or cut inside a header."""
@@ -339,16 +313,7 @@ class _Scanner:
         )
 
     def _not_a_tar(self, problem: str) -> ShardError:
-        first = self.view[:BLOCK_BYTES].tobytes()
-        shown = first.lstrip()[:40]
-        start = first.lstrip().lower()
-        causes = (why for magic, why in _LIKELY_CAUSES if start.startswith(magic.lower()))
-        cause = next(causes, "fetch or write it anew")
-        return ShardError(
-            f"{self.shard}: not a tar archive: {problem} (they begin {shown!r}); {cause}",
-            kind="not_a_tar",
-            offset=0,
-        )
+        return not_a_tar(self.view[:BLOCK_BYTES].tobytes(), problem, shard=self.shard)
 
 
 def _kind(typeflag: int, name: str) -> str:

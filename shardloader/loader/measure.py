@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardloader.dataset.recipe import Source
+    from shardloader.reading.cache import Cache
 
 STEPS: Final = 10**9  # of the epoch: more than are read
 LOOK_AT_MEMORY_S: Final = 0.05
@@ -41,12 +42,13 @@ _KILOBYTES = re.compile(r"^(RssAnon|Pss_Anon|Pss_Shmem):\s+([0-9]+) kB$", re.MUL
 class Asked:
     """What is measured.
 
-    source, index_dir, fields, decode, transform: as ShardDataset takes them; window: of the
+    source, index_dir, cache, fields, decode, transform: as ShardDataset takes them; window: of the
     shuffle; seconds: how long batches are counted; start_method: of worker processes.
     """
 
     source: Source
     index_dir: str | None
+    cache: Cache
     fields: tuple[str, ...] | None
     decode: str | Mapping[str, Any] | None
     transform: Callable[..., Mapping[str, Any]] | None
@@ -98,6 +100,7 @@ def _loader(asked: Asked) -> ShardLoader:
     dataset = ShardDataset(
         asked.source,
         index_dir=asked.index_dir,
+        cache=asked.cache,
         fields=asked.fields,
         decode=None if setting.is_raw else asked.decode,
         transform=None if setting.is_raw else asked.transform,

@@ -7,16 +7,18 @@ folders; it holds no open file, and can be sent to other processes.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardloader.errors import ManifestError, UsageError
+from shardloader.reading.cache import default_cache
 from shardloader.reading.indexing import existing_manifest, index_on_first_use, read_manifest
 from shardloader.reading.source import Source, find_shards, resolve
 
 if TYPE_CHECKING:
     from shardloader.format.manifest import Manifest
+    from shardloader.reading.cache import Cache
     from shardloader.reading.source import PathText, SourceText
 
 logger = logging.getLogger("shardloader")
@@ -26,10 +28,11 @@ MAX_CHECKED_SHARDS = 10_000
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Catalog:
-    """A dataset's manifest, and where its files lie."""
+    """A dataset's manifest, where its files lie, and where compressed ones are unpacked."""
 
     manifest: Manifest
     source: Source
+    cache: Cache = field(default_factory=default_cache)
 
     @property
     def location(self) -> str:
@@ -56,26 +59,31 @@ class Catalog:
 
 
 def open_catalog(
-    source: SourceText, *, index_dir: PathText | None = None, may_index: bool = True
+    source: SourceText,
+    *,
+    index_dir: PathText | None = None,
+    may_index: bool = True,
+    cache: Cache | None = None,
 ) -> Catalog:
     """Open a dataset: a folder, a brace pattern, or a list of shards.
 
     A folder with no manifest, or shards with no index, are indexed first, and that is remembered:
     beside the shards, or under `index_dir`; unless `may_index` is False, then they are refused.
-    Raises UsageError for what is no dataset, ManifestError
-    for shards that are not those of the manifest (looked at when there are at most 10,000), and
-    ShardError for a damaged shard.
+    Compressed shards are unpacked into `cache`, by default into this user's. Raises UsageError
+    for what is no dataset, ManifestError for shards that are not those of the manifest (looked at
+    when there are at most 10,000), and ShardError for a damaged shard.
     """
     place = resolve(source, index_dir=index_dir)
-    manifest = read_manifest(place) if may_index else existing_manifest(place)
+    cache = default_cache() if cache is None else cache
+    manifest = read_manifest(place) if may_index else existing_manifest(place, cache)
     if manifest is None and not may_index:
         raise UsageError(
             f"{place.location} is not indexed yet, and no shard is read here: run "
             "`shardloader index` first"
         )
     if manifest is None:
-        manifest = index_on_first_use(place)
-    catalog = Catalog(manifest=manifest, source=place)
+        manifest = index_on_first_use(place, cache)
+    catalog = Catalog(manifest=manifest, source=place, cache=cache)
     if manifest.num_shards <= MAX_CHECKED_SHARDS:
         check(catalog)
     return catalog

@@ -32,17 +32,20 @@ from shardloader.errors import (
     UsageError,
     WorldError,
 )
-from shardloader.format.agreeing import seems_to_be_of
+from shardloader.format.agreeing import begins_like, end_of_first_header, seems_to_be_of
 from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
+from shardloader.reading.cache import default_cache
 from shardloader.reading.content import content_digest
 from shardloader.reading.source import UNFINISHED_NAME, Source, find_shards, resolve
 from shardloader.reading.store import file_lock, map_file, publish, read_file, require_writable
+from shardloader.reading.tars import beginning_of_tar, index_of, map_tar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardloader.format.notices import Notice
+    from shardloader.reading.cache import Cache
     from shardloader.reading.source import PathText, SourceText
 
 _T = TypeVar("_T")
@@ -62,7 +65,7 @@ _MAX_TASK_SHARDS = 64
 class _Entry:
     """What the manifest says of one shard, and what was odd when it was indexed just now."""
 
-    shard_bytes: int
+    file_bytes: int
     num_samples: int
     digest: str
     content_digest: str | None = None
@@ -77,15 +80,17 @@ def index_dataset(
     force: bool = False,
     digest: bool = False,
     progress: bool = True,
+    cache: Cache | None = None,
 ) -> tuple[Manifest, dict[str, tuple[Notice, ...]]]:
     """Index the shards that lack a current index, and write the manifest of a folder anew.
 
     An index is current if it is not older than its shard and knows its size; `force` makes all
-    anew. `digest` reads the shards whose content digest is not known, and puts that into the
-    manifest; known ones of shards with a current index are kept. Gives the manifest, and the
-    notices of each shard that was indexed now and had any. Raises ShardError for the first damaged
-    shard, with the number of others; UsageError where the folder can't be written to and
-    `index_dir` is not given, and for `digest` without a folder.
+    anew. Compressed shards are unpacked into `cache`, or this user's. `digest` reads the shards
+    whose content digest is not known, and puts that into the manifest; known ones of shards with a
+    current index are kept. Gives the manifest, and the notices of each shard that was indexed now
+    and had any. Raises ShardError for the first damaged shard, with the number of others;
+    UsageError where the folder can't be written to and `index_dir` is not given, and for `digest`
+    without a folder.
     """
     place = resolve(source, index_dir=index_dir)
     if digest and place.names is not None:
@@ -94,7 +99,11 @@ def index_dataset(
             "the folder they lie in"
         )
     job = _Job(
-        num_workers=num_workers or _available_cpus(), force=force, progress=progress, digest=digest
+        num_workers=num_workers or _available_cpus(),
+        force=force,
+        progress=progress,
+        cache=default_cache() if cache is None else cache,
+        digest=digest,
     )
     indexed = _index(place, job)
     if place.names is None:
@@ -102,13 +111,13 @@ def index_dataset(
     return indexed
 
 
-def index_on_first_use(place: Source) -> Manifest:
+def index_on_first_use(place: Source, cache: Cache) -> Manifest:
     """Give the manifest of a dataset that had none, by indexing whatever has no index yet.
 
     Raises UsageError for a folder that a writer has not finished.
     """
     _refuse_unfinished(place)
-    job = _Job(num_workers=_available_cpus(), force=False, progress=True)
+    job = _Job(num_workers=_available_cpus(), force=False, progress=True, cache=cache)
     manifest, _ = _index(place, job, accept_manifest=True)
     return manifest
 
@@ -122,11 +131,11 @@ def _refuse_unfinished(place: Source) -> None:
         )
 
 
-def existing_manifest(place: Source) -> Manifest | None:
+def existing_manifest(place: Source, cache: Cache) -> Manifest | None:
     """Give the manifest of a dataset that is indexed already, and change nothing; else None."""
     if place.names is None:
         return read_manifest(place)
-    entries = _current_entries(place, place.names)
+    entries = _current_entries(place, place.names, cache)
     return _joined(place.names, entries) if len(entries) == len(place.names) else None
 
 
@@ -142,6 +151,7 @@ class _Job:
     num_workers: int
     force: bool
     progress: bool
+    cache: Cache
     digest: bool = False
 
 
@@ -149,7 +159,7 @@ def _index(
     place: Source, job: _Job, *, accept_manifest: bool = False
 ) -> tuple[Manifest, dict[str, tuple[Notice, ...]]]:
     if place.names is not None and not job.force:
-        entries = _current_entries(place, place.names)
+        entries = _current_entries(place, place.names, job.cache)
         if len(entries) == len(place.names) and not job.digest:
             return _conclude(place, place.names, entries)  # nothing to write: no lock is taken
     if place.names is None:
@@ -177,7 +187,7 @@ def _joined(names: tuple[str, ...], by_name: Mapping[str, _Entry]) -> Manifest:
     entries = [by_name[name] for name in names]
     return Manifest(
         names=names,
-        sizes=np.array([entry.shard_bytes for entry in entries], dtype=np.int64),
+        sizes=np.array([entry.file_bytes for entry in entries], dtype=np.int64),
         counts=np.array([entry.num_samples for entry in entries], dtype=np.int64),
         index_digests=tuple(entry.digest for entry in entries),
         content_digests=_all_or_none([entry.content_digest for entry in entries]),
@@ -208,15 +218,15 @@ def _lock(place: Source) -> Iterator[int]:
         yield lock
 
 
-def _current_entries(place: Source, names: Sequence[str]) -> dict[str, _Entry]:
+def _current_entries(place: Source, names: Sequence[str], cache: Cache) -> dict[str, _Entry]:
     """Give the entries of the shards whose index is current."""
-    entries = ((name, _current_entry(place, name)) for name in names)
+    entries = ((name, _current_entry(place, name, cache)) for name in names)
     return {name: entry for name, entry in entries if entry is not None}
 
 
 def _entries(place: Source, names: Sequence[str], job: _Job, lock: int) -> dict[str, _Entry]:
     """Give every shard's entry, having indexed those without a current index."""
-    entries = {} if job.force else _with_digests(place, _current_entries(place, names))
+    entries = {} if job.force else _with_digests(place, _current_entries(place, names, job.cache))
     missing = [
         name
         for name in names
@@ -262,7 +272,7 @@ def _first_of(failures: Sequence[ShardLoaderError]) -> ShardLoaderError:
     return type(first)(message)
 
 
-def _current_entry(place: Source, name: str) -> _Entry | None:
+def _current_entry(place: Source, name: str, cache: Cache) -> _Entry | None:
     """Give what a shard's index says, if that is sound and not older than the shard."""
     index_path, shard_path = place.index_path(name), place.shard_path(name)
     try:
@@ -273,35 +283,40 @@ def _current_entry(place: Source, name: str) -> _Entry | None:
         return None
     try:
         index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
-    except IndexFileError:
+        is_same = index.file_bytes == shard.st_size and _agrees(index, shard_path, cache)
+    except (IndexFileError, ShardError):
         return None
-    if not seems_to_be_of(index, map_file(shard_path)):
-        return None  # of another shard, or the shard was replaced by one of its size
-    return _entry(index) if index.shard_bytes == shard.st_size else None
+    return _entry(index) if is_same else None  # or the shard was replaced by one of its size
+
+
+def _agrees(index: SampleIndex, shard_path: str, cache: Cache) -> bool:
+    """Whether the shard seems to be what was indexed; of a compressed one the beginning is read."""
+    if index.compressed_bytes is None:
+        return seems_to_be_of(index, map_file(shard_path))
+    beginning = beginning_of_tar(shard_path, end_of_first_header(index), cache)
+    return beginning is not None and begins_like(index, memoryview(beginning))
 
 
 def _entry(index: SampleIndex) -> _Entry:
-    return _Entry(shard_bytes=index.shard_bytes, num_samples=index.num_samples, digest=index.digest)
+    return _Entry(file_bytes=index.file_bytes, num_samples=index.num_samples, digest=index.digest)
 
 
-def _index_one(place: Source, name: str, *, digest: bool) -> _Entry | ShardLoaderError:
+def _index_one(place: Source, name: str, job: _Job) -> _Entry | ShardLoaderError:
     """Index one shard and publish its index; errors are values, as others are to be counted."""
     path = place.shard_path(name)
     try:
-        data = map_file(path)
-        index, notices = SampleIndex.build(data, shard=path)
+        index, notices = index_of(map_tar(path, job.cache))
         publish(place.index_path(name), index.to_bytes())
     except ShardLoaderError as error:
         return error
-    return replace(
-        _entry(index), content_digest=content_digest(data) if digest else None, notices=notices
-    )
+    digest = content_digest(map_file(path)) if job.digest else None
+    return replace(_entry(index), content_digest=digest, notices=notices)
 
 
 def _index_some(
-    place: Source, names: Sequence[str], *, digest: bool
+    place: Source, job: _Job, names: Sequence[str]
 ) -> dict[str, _Entry | ShardLoaderError]:
-    return {name: _index_one(place, name, digest=digest) for name in names}
+    return {name: _index_one(place, name, job) for name in names}
 
 
 def _run(
@@ -315,7 +330,7 @@ def _run(
     # tqdm's None: silent where stderr is no terminal
     disable = None if job.progress else True
     with tqdm(total=len(names), unit="shard", desc="indexing", disable=disable) as bar:
-        for done in _map(partial(_index_some, place, digest=job.digest), tasks, workers, lock):
+        for done in _map(partial(_index_some, place, job), tasks, workers, lock):
             results.update(done)
             bar.update(len(done))
     return [results[name] for name in names]

@@ -20,27 +20,35 @@ from shardloader.format.agreeing import seems_to_be_of
 from shardloader.format.index import SampleIndex
 from shardloader.reading.extents import layout_of
 from shardloader.reading.store import files_to_keep_open, map_file, publish
+from shardloader.reading.tars import index_of, map_tar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from numpy.typing import NDArray
 
     from shardloader.reading.catalog import Catalog
     from shardloader.reading.columns import Buffer
     from shardloader.reading.extents import Layout
+    from shardloader.reading.tars import Tar
 
 logger = logging.getLogger("shardloader")
 
+_SHARE_KEPT_OPEN = 64  # of the cache, what a process may keep open: a node has dozens that read
 _WAY_OUT = "make index and manifest anew with `shardloader index`"
 
 
 class Shard:
     """An open shard: the bytes of a tar, and the index that says what they are.
 
-    `name` is used in messages. Raises ManifestError if the index was made of a tar of another
-    size.
+    `name` is used in messages. `cached_bytes` of it lie in the node's cache, which can't remove
+    them before the last view of `data` is gone. Raises ManifestError if the index was made of a
+    tar of another size.
     """
 
-    def __init__(self, data: memoryview, index: SampleIndex, *, name: str) -> None:
+    def __init__(
+        self, data: memoryview, index: SampleIndex, *, name: str, cached_bytes: int = 0
+    ) -> None:
         if len(data) != index.shard_bytes:
             raise ManifestError(
                 f"{name}: the shard has {len(data)} bytes, and had {index.shard_bytes} when it was "
@@ -48,6 +56,7 @@ class Shard:
             )
         self.name = name
         self.index = index
+        self.cached_bytes = cached_bytes
         self._data: memoryview | None = data
         self._layouts: dict[frozenset[str] | None, Layout | None] = {}
         self._keys: str | None = None
@@ -58,6 +67,12 @@ class Shard:
         """Map a shard and its index."""
         index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
         return cls(map_file(path), index, name=path)
+
+    @classmethod
+    def of_tar(cls, tar: Tar, index: SampleIndex) -> Self:
+        """Join a mapped tar and its index."""
+        cached_bytes = 0 if tar.compressed_bytes is None else len(tar.data)
+        return cls(tar.data, index, name=tar.name, cached_bytes=cached_bytes)
 
     def is_as_indexed(self) -> bool:
         """Whether the tar is the one that was indexed, by its outermost members.
@@ -187,9 +202,10 @@ class Shard:
 class ShardPool:
     """The shards of a dataset, opened when asked for; the last `max_open` used stay open.
 
-    By default as many as half of `files_to_keep_open`: a shard and its index are two files.
-    Threads may share it. It can be pickled: a copy opens its own files. Opening raises
-    ManifestError for an index or a shard that is not the manifest's.
+    By default as many as half of `files_to_keep_open`: a shard and its index are two files. Of
+    tars in the node's cache no more stay open than a small part of the cache holds, as what is
+    open can't be removed. Threads may share it. It can be pickled: a copy opens its own files.
+    Opening raises ManifestError for an index or a shard that is not the manifest's.
     """
 
     def __init__(self, catalog: Catalog, *, max_open: int | None = None) -> None:
@@ -198,6 +214,7 @@ class ShardPool:
             raise UsageError(f"max_open is at least 1, not {max_open}")
         self.catalog = catalog
         self.max_open = max_open
+        self._cache_share = int(catalog.cache.max_bytes) // _SHARE_KEPT_OPEN
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -207,12 +224,40 @@ class ShardPool:
             if found is not None:
                 self._open.move_to_end(shard)
                 return found
-            opened = _open_listed(self.catalog, shard)
-            self._open[shard] = opened
+        # Unpacking may take long: threads that read other shards don't wait for it.
+        return self._kept(shard, _open_listed(self.catalog, shard, make_way=self._close_cached))
+
+    def _kept(self, shard: int, opened: Shard) -> Shard:
+        """Keep an opened shard, or the one that another thread has opened meanwhile."""
+        with self._lock:
+            opened = self._open.setdefault(shard, opened)
             # Not closed: another thread may be reading it. Its map goes with the last reference.
             while len(self._open) > self.max_open:
                 self._open.popitem(last=False)
+            cached = [n for n, kept in reversed(self._open.items()) if kept.cached_bytes]
+            spare = self._cache_share
+            for number in cached:
+                spare -= self._open[number].cached_bytes
+                if spare < 0 and number != cached[0]:
+                    del self._open[number]
             return opened
+
+    def together(self, shards: Iterable[int]) -> dict[int, Shard] | None:
+        """Open several shards; None where at once they would hold too much of the node's cache."""
+        opened: dict[int, Shard] = {}
+        spare = self._cache_share
+        for number in shards:
+            opened[number] = self[number]
+            spare -= opened[number].cached_bytes
+            if spare < 0 and opened[number].cached_bytes and len(opened) > 1:
+                return None
+        return opened
+
+    def _close_cached(self) -> None:
+        """Let go of what lies in the cache: room is needed there."""
+        with self._lock:
+            for number in [n for n, kept in self._open.items() if kept.cached_bytes]:
+                del self._open[number]
 
     @property
     def num_open(self) -> int:
@@ -237,14 +282,16 @@ class ShardPool:
         self.__init__(state["catalog"], max_open=state["max_open"])  # type: ignore[misc]
 
 
-def _open_listed(catalog: Catalog, shard: int) -> Shard:
+def _open_listed(catalog: Catalog, shard: int, *, make_way: Callable[[], None]) -> Shard:
     if not 0 <= shard < catalog.num_shards:
         raise IndexError(f"shard {shard} of a dataset with {catalog.num_shards}")
     path, index_path = catalog.shard_path(shard), catalog.index_path(shard)
     expected = catalog.manifest.index_digests[shard]
+    tar = map_tar(path, catalog.cache, make_way=make_way)
     if not Path(index_path).exists():
-        return _reindexed(path, index_path, expected)
-    opened = Shard.open(path, index_path)
+        return _reindexed(tar, index_path, expected)
+    index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
+    opened = Shard.of_tar(tar, index)
     if not opened.is_as_indexed():
         raise ManifestError(
             f"{path}: the shard does not hold what its index says, though it has the same size: it "
@@ -258,18 +305,17 @@ def _open_listed(catalog: Catalog, shard: int) -> Shard:
     return opened
 
 
-def _reindexed(path: str, index_path: str, expected: str) -> Shard:
+def _reindexed(tar: Tar, index_path: str, expected: str) -> Shard:
     """Make a lost index again, which is right if it is the one that the manifest lists."""
-    data = map_file(path)
-    index, _ = SampleIndex.build(data, shard=path)
+    index, _ = index_of(tar)
     if index.digest != expected:
         raise ManifestError(
-            f"{path}: its index is missing, and made anew it has the digest {index.digest}, where "
-            f"the manifest lists {expected}: the shard was changed; {_WAY_OUT}"
+            f"{tar.name}: its index is missing, and made anew it has the digest {index.digest}, "
+            f"where the manifest lists {expected}: the shard was changed; {_WAY_OUT}"
         )
     logger.info("%s: the index was missing and is made again", index_path)
     try:
         publish(index_path, index.to_bytes())
     except WorldError as error:
         logger.info("%s: it is kept in memory only: %s", index_path, error)
-    return Shard(data, index, name=path)
+    return Shard.of_tar(tar, index)

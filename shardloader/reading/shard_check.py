@@ -23,11 +23,14 @@ from shardloader.format.samples import group
 from shardloader.format.tar import scan
 from shardloader.reading.content import content_digest
 from shardloader.reading.store import map_file
+from shardloader.reading.tars import index_of, tar_for_a_look
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardloader.format.unpacking import Limits
     from shardloader.reading.decode import DecodeTable
+    from shardloader.reading.tars import Tar
 
 NUM_EXAMPLES = 3  # samples that one row names
 NUM_FIELDS = 20  # fields of a shard with rows of their own
@@ -58,11 +61,13 @@ class CheckedShard:
     has_index: bool = False
 
 
-def check_shard(shard: ShardToCheck, *, decode: DecodeTable | None = None) -> CheckedShard:
+def check_shard(
+    shard: ShardToCheck, *, decode: DecodeTable | None = None, limits: Limits | None = None
+) -> CheckedShard:
     """Check one shard; with `decode`, a table that every field is to be decoded with, those too.
 
-    What is wrong with the shard is a finding; raises only UsageError, for a decoder's package that
-    is not installed.
+    `limits`: how far a compressed shard may expand, None for the usual. What is wrong with the
+    shard is a finding; raises only UsageError, for a decoder's package that is not installed.
     """
     try:
         data = map_file(shard.path)
@@ -70,7 +75,8 @@ def check_shard(shard: ShardToCheck, *, decode: DecodeTable | None = None) -> Ch
         kind = _kind_of(error, missing="missing_shard", otherwise="unreadable_shard")
         return CheckedShard(findings=(Finding(kind=kind, shard=shard.name, told=str(error)),))
     findings: list[Finding] = []
-    found = _indexed(data, shard, findings)
+    tar = _unpacked(data, shard, limits, findings)
+    found = None if tar is None else _indexed(tar, shard, findings)
     stored = _stored(shard, findings)
     seen = Seen(
         name=shard.name,
@@ -80,8 +86,8 @@ def check_shard(shard: ShardToCheck, *, decode: DecodeTable | None = None) -> Ch
         content_digest=_content_digest(data, shard.listed),
     )
     findings += compare(seen, shard.listed)
-    if found is not None and decode is not None:
-        findings += undecodable(data, found, decode, name=shard.name)
+    if tar is not None and found is not None and decode is not None:
+        findings += undecodable(tar.data, found, decode, name=shard.name)
     return CheckedShard(
         findings=tuple(findings),
         num_samples=0 if found is None else found.num_samples,
@@ -103,15 +109,30 @@ def _kind_of(error: WorldError, *, missing: str, otherwise: str) -> str:
     return missing if isinstance(cause, FileNotFoundError | NotADirectoryError) else otherwise
 
 
-def _indexed(data: memoryview, shard: ShardToCheck, findings: list[Finding]) -> SampleIndex | None:
-    """Index a shard anew; where it is no sound archive that is found, with what was odd before."""
+def _unpacked(
+    data: memoryview, shard: ShardToCheck, limits: Limits | None, findings: list[Finding]
+) -> Tar | None:
+    """Map a shard's tar; where a compressed one is damaged, or there is no room, that is found."""
     try:
-        index, notices = SampleIndex.build(data, shard=shard.path)
+        return tar_for_a_look(data, shard.path, limits)
     except ShardError as error:
         findings.append(
             Finding(kind=error.kind, shard=shard.name, offset=error.offset, told=str(error))
         )
-        findings += [of_notice(notice, shard.name) for notice in _before_the_error(data)]
+    except WorldError as error:
+        findings.append(Finding(kind="unreadable_shard", shard=shard.name, told=str(error)))
+    return None
+
+
+def _indexed(tar: Tar, shard: ShardToCheck, findings: list[Finding]) -> SampleIndex | None:
+    """Index a shard anew; where it is no sound archive that is found, with what was odd before."""
+    try:
+        index, notices = index_of(tar)
+    except ShardError as error:
+        findings.append(
+            Finding(kind=error.kind, shard=shard.name, offset=error.offset, told=str(error))
+        )
+        findings += [of_notice(notice, shard.name) for notice in _before_the_error(tar.data)]
         return None
     findings += [of_notice(notice, shard.name) for notice in notices]
     return index

@@ -25,8 +25,9 @@ logger = logging.getLogger("shardloader")
 MANIFEST_NAME = "manifest.json"
 UNFINISHED_NAME = ".shardloader-unfinished"  # while a writer has not published the manifest
 INDEX_SUFFIX = ".index"
-SHARD_SUFFIX = ".tar"
-COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst")
+# In a folder names tell which files are shards; what they are packed in, their first bytes do.
+SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
+_OTHER_SUFFIXES = (".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.lz4", ".tar.zstd", ".tzst", ".zip")
 
 PathText: TypeAlias = "str | os.PathLike[str]"
 SourceText: TypeAlias = "PathText | Sequence[PathText]"
@@ -84,33 +85,47 @@ def resolve(source: SourceText, *, index_dir: PathText | None = None) -> Source:
 def find_shards(folder: str) -> tuple[str, ...]:
     """List the shards in a folder and its sub-folders, relative to it, sorted by their bytes.
 
-    Hidden names are skipped. Raises UsageError if there are none; compressed shards, which this
-    release does not read, are named then, or logged.
+    Hidden names are skipped. Raises UsageError if there are none, or if a shard lies there twice,
+    packed and unpacked. Files that seem to be shards of other kinds are named then, or logged.
     """
     names = _files(folder, "", ())
     _refuse_several_datasets(folder, names)
-    shards = sorted((n for n in names if n.endswith(SHARD_SUFFIX)), key=os.fsencode)
-    compressed = [n for n in names if n.endswith(COMPRESSED_SUFFIXES)]
+    shards = sorted((n for n in names if n.endswith(SHARD_SUFFIXES)), key=os.fsencode)
+    others = [n for n in names if n.endswith(_OTHER_SUFFIXES)]
     remark = (
-        f"{len(compressed)} compressed shards, such as {min(compressed)}, are there, which this "
-        "release does not read: decompress them"
-        if compressed
+        f"{len(others)} files, such as {min(others)}, are there that are not read: pack them anew "
+        "as .tar, .tar.gz or .tar.zst"
+        if others
         else ""
     )
     if not shards:
         raise UsageError(
-            f"a dataset's folder holds shards: {folder} has no *{SHARD_SUFFIX}, also not in its "
-            f"sub-folders; {remark or 'give the folder they lie in'}"
+            f"a dataset's folder holds shards ({', '.join(SHARD_SUFFIXES)}): {folder} has none, "
+            f"also not in its sub-folders; {remark or 'give the folder they lie in'}"
         )
+    _refuse_twice(folder, shards)
     if remark:
         logger.warning("%s: %s", folder, remark)
     return tuple(shards)
 
 
+def _refuse_twice(folder: str, shards: Sequence[str]) -> None:
+    """Refuse `a.tar` beside `a.tar.gz`: unpacking may leave both, and each sample twice."""
+    seen: dict[str, str] = {}
+    for name in shards:
+        suffix = next(each for each in SHARD_SUFFIXES if name.endswith(each))
+        other = seen.setdefault(name.removesuffix(suffix), name)
+        if other != name:
+            raise UsageError(
+                f"{folder} holds {other} and {name}, which seem to be one shard, packed and "
+                "unpacked: move one of them away, or give a list of the shards that you mean"
+            )
+
+
 def _refuse_several_datasets(folder: str, names: list[str]) -> None:
     """Folders with manifests of their own, `train` and `val` say, are datasets, and not one."""
     inside = {name.rpartition("/")[0] for name in names if name.endswith(f"/{MANIFEST_NAME}")}
-    datasets = sorted(inside & {n.rpartition("/")[0] for n in names if n.endswith(SHARD_SUFFIX)})
+    datasets = sorted(inside & {n.rpartition("/")[0] for n in names if n.endswith(SHARD_SUFFIXES)})
     if datasets:
         raise UsageError(
             f"{folder} holds datasets of their own, with a {MANIFEST_NAME} each: "

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardloader.format.manifest import Manifest
+    from shardloader.format.unpacking import Limits
     from shardloader.reading.decode import DecodeTable
     from shardloader.reading.source import PathText, Source, SourceText
 
@@ -73,18 +74,20 @@ def verify_dataset(
     index_dir: PathText | None = None,
     num_processes: int | None = None,
     decode: DecodeTable | None = None,
+    limits: Limits | None = None,
     watch: Callable[[int], Callable[[], object]] | None = None,
 ) -> Verification:
     """Check every shard of a dataset against its index, its manifest and its content digest.
 
-    `decode` is a table that every field is to be decoded with, None for none. `watch` is given the
-    number of shards and gives what to call for each that is done. A KeyboardInterrupt ends it with
-    what it had. Raises UsageError for what is no dataset.
+    `decode` is a table that every field is to be decoded with, None for none; `limits` says how far
+    a compressed shard may expand, which is unpacked for the look alone. `watch` is given the number
+    of shards and gives what to call for each that is done. A KeyboardInterrupt ends it with what it
+    had. Raises UsageError for what is no dataset.
     """
     place = resolve(source, index_dir=index_dir)
     plan = _planned(place)
     # In the function and not in the jobs: it is forked, and need not be pickled.
-    work = check_shard if decode is None else partial(check_shard, decode=decode)
+    work = partial(check_shard, decode=decode, limits=limits)
     done = (lambda: None) if watch is None else watch(len(plan.shards))
     checked: dict[int, CheckedShard] = {}
     try:

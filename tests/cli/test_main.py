@@ -55,6 +55,7 @@ def furniture(tmp_path_factory):
     Run(folder / "logs", manifest=manifest).attempt(1)
     state = state_of(manifest, 64, batch_size=4, world_size=2)
     (folder / "ckpt.json").write_text(json.dumps(state))
+    (folder / "cache").mkdir()
     return folder
 
 

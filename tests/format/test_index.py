@@ -57,6 +57,19 @@ def test_arrays_have_the_declared_dtypes_and_say_where_the_bytes_lie(index):
     assert [index.key(number) for number in range(5)] == [f"{n:06d}" for n in range(5)]
 
 
+def test_the_size_of_a_compressed_file_is_kept_and_is_no_part_of_the_digest(index):
+    of_compressed = replace(index, compressed_bytes=123)
+    read = SampleIndex.from_buffer(of_compressed.to_bytes(), name="i")
+    assert (read.compressed_bytes, read.file_bytes, read.shard_bytes) == (
+        123,
+        123,
+        index.shard_bytes,
+    )
+    assert read.digest == index.digest
+    assert index.file_bytes == index.shard_bytes
+    assert b"compressed" not in index.to_bytes()  # the file of a plain shard is as it was
+
+
 @pytest.mark.parametrize("number", [-1, 5])
 def test_a_key_outside_the_shard_is_an_index_error(index, number):
     with pytest.raises(IndexError):
@@ -167,6 +180,9 @@ def test_arrays_that_contradict_each_other_are_refused(index, array, value, word
         ("shard_bytes", -1, "size"),
         ("shard_bytes", 2**63, "size"),
         ("shard_bytes", True, "size"),
+        ("compressed_bytes", -1, "size"),
+        ("compressed_bytes", "9", "size"),
+        ("compressed_bytes", True, "size"),
         ("fields", ["txt", "cls"], "sorted"),
         ("fields", ["cls", "cls"], "sorted"),
         ("fields", [1, 2], "metadata"),

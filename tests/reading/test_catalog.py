@@ -164,19 +164,25 @@ def test_several_missing_shards_are_counted(folder):
 
 
 def test_a_folder_without_shards_says_what_was_looked_for(tmp_path):
-    with pytest.raises(UsageError, match=r"no \*\.tar"):
+    with pytest.raises(UsageError, match=r"\(\.tar, .*has none"):
         open_catalog(tmp_path)
-    (tmp_path / "x.tar.gz").touch()
-    (tmp_path / "y.tar.zst").touch()
-    with pytest.raises(UsageError, match=r"2 compressed shards, such as x\.tar\.gz"):
+    (tmp_path / "x.tar.xz").touch()
+    (tmp_path / "y.tar.bz2").touch()
+    with pytest.raises(UsageError, match=r"2 files, such as x\.tar\.xz, .* not read"):
         open_catalog(tmp_path)
     assert not (tmp_path / "manifest.json").exists()
 
 
-def test_compressed_shards_beside_plain_ones_are_not_passed_over_in_silence(folder, caplog):
-    (folder / "x.tgz").touch()
+def test_shards_of_kinds_that_are_not_read_are_not_passed_over_in_silence(folder, caplog):
+    (folder / "x.txz").touch()
     open_catalog(folder)
-    assert "x.tgz" in caplog.text
+    assert "x.txz" in caplog.text
+
+
+def test_a_shard_that_lies_there_packed_and_unpacked_is_refused(folder):
+    (folder / "1.tar.gz").touch()
+    with pytest.raises(UsageError, match=r"1\.tar and 1\.tar\.gz, which seem to be one shard"):
+        open_catalog(folder)
 
 
 def test_a_damaged_shard_is_named_and_the_manifest_is_not_made(folder):

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from shardloader.errors import ShardError, UsageError, WorldError
 from shardloader.format.index import SampleIndex
 from shardloader.reading import indexing
+from shardloader.reading.cache import default_cache
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.indexing import index_dataset
 from shardloader.reading.store import file_lock
@@ -83,7 +84,7 @@ def test_one_process_takes_the_shards_in_order():
     [(1, 1 << 40, 1), (2, 100 << 20, 1), (3, 100 << 20, 3), (9, 100 << 20, 4), (40, 1000, 4)],
 )
 def test_processes_are_started_for_many_bytes_or_many_indexes(num_shards, shard_bytes, workers):
-    job = indexing._Job(num_workers=4, force=False, progress=False)
+    job = indexing._Job(num_workers=4, force=False, progress=False, cache=default_cache())
     assert indexing._workers([shard_bytes] * num_shards, job) == workers
 
 
@@ -176,7 +177,7 @@ def test_a_daemon_process_indexes_by_itself(folder, in_parallel):
     assert (folder / "manifest.json").exists()
 
 
-def die(place, name, **_):
+def die(place, name, job):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -192,7 +193,7 @@ from shardloader.reading import indexing
 from shardloader.reading.catalog import open_catalog
 made = []
 real = indexing._index_one
-indexing._index_one = lambda place, name, **how: (made.append(name), real(place, name, **how))[1]
+indexing._index_one = lambda place, name, job: (made.append(name), real(place, name, job))[1]
 print("ready", flush=True)
 sys.stdin.readline()
 from shardloader.reading.catalog import open_catalog
@@ -230,7 +231,7 @@ import os, sys, time
 from shardloader.reading import indexing
 from shardloader.reading.catalog import open_catalog
 indexing._PARALLEL_BYTES = 0
-def slow(place, name, **_):
+def slow(place, name, job):
     os.close(os.open(f"{place.root}/started-{os.getpid()}", os.O_CREAT))
     time.sleep(600)
 indexing._index_one = slow
@@ -268,10 +269,10 @@ def is_running(pid: int) -> bool:
 def test_an_interrupted_run_is_taken_up_where_it_was(folder, monkeypatch):
     real = indexing._index_one
 
-    def interrupted(place, name, **how):
+    def interrupted(place, name, job):
         if name == "4.tar":
             raise KeyboardInterrupt
-        return real(place, name, **how)
+        return real(place, name, job)
 
     monkeypatch.setattr(indexing, "_index_one", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -1,0 +1,96 @@
+"""Where does the tar of a shard lie, which the shard's index describes?
+
+A plain shard is its tar: the file is mapped as it is. The tar of a compressed one lies in the
+node's cache. Which of the two a file is, its first bytes say.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shardloader.errors import WorldError
+from shardloader.format.foreign import packing_of
+from shardloader.format.index import SampleIndex
+from shardloader.format.tar_header import BLOCK_BYTES
+from shardloader.format.unpacking import tar_pieces, unpacked_name
+from shardloader.reading.origin import LocalFile
+from shardloader.reading.store import map_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardloader.format.notices import Notice
+    from shardloader.format.unpacking import Limits
+    from shardloader.reading.cache import Cache
+
+
+PIECE_BYTES: Final = 1 << 20  # of a compressed file, handed on at a time
+
+
+class Tar(NamedTuple):
+    """A mapped tar.
+
+    name: what messages call it. compressed_bytes: the size of the compressed file, None of a tar
+    that lies there plain.
+    """
+
+    data: memoryview
+    name: str
+    compressed_bytes: int | None
+
+
+def map_tar(path: str, cache: Cache, *, make_way: Callable[[], None] | None = None) -> Tar:
+    """Map the tar of a local shard; see `Cache.tar`, also for what is raised."""
+    data = map_file(path)
+    if packing_of(bytes(data[:BLOCK_BYTES])) is None:
+        return Tar(data, path, None)
+    size = len(data)
+    del data
+    unpacked = cache.tar(LocalFile(path), make_way=make_way)
+    return Tar(unpacked, unpacked_name(path), size)
+
+
+def tar_for_a_look(data: memoryview, path: str, limits: Limits | None = None) -> Tar:
+    """The tar of a mapped shard: a compressed one is unpacked into a file without a name.
+
+    Nothing is kept, and no cache is touched. Raises ShardError for a compressed file that is
+    damaged or expands beyond the limits, WorldError where there is no room for what it holds.
+    """
+    if packing_of(bytes(data[:BLOCK_BYTES])) is None:
+        return Tar(data, path, None)
+    starts = range(0, len(data), PIECE_BYTES)
+    pieces = (data[start : start + PIECE_BYTES] for start in starts)
+    try:
+        with tempfile.TemporaryFile() as file:
+            for piece in tar_pieces(pieces, shard=path, limits=limits):
+                file.write(piece)
+            file.flush()
+            unpacked = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise WorldError(
+            f"{path}: it is unpacked into a file under {tempfile.gettempdir()}, and that failed: "
+            f"{error.strerror or error}; set TMPDIR to a folder with room"
+        ) from error
+    return Tar(unpacked, unpacked_name(path), len(data))
+
+
+def index_of(tar: Tar) -> tuple[SampleIndex, tuple[Notice, ...]]:
+    """Index a tar; give what was odd in it as well. Raises ShardError where it is damaged."""
+    index, notices = SampleIndex.build(tar.data, shard=tar.name)
+    return replace(index, compressed_bytes=tar.compressed_bytes), notices
+
+
+def beginning_of_tar(path: str, num_bytes: int, cache: Cache) -> bytes | None:
+    """The first bytes of a compressed shard's tar; None of a plain shard. Nothing is cached."""
+    first = map_file(path)[:BLOCK_BYTES]
+    if packing_of(bytes(first)) is None:
+        return None
+    found = bytearray()
+    for piece in tar_pieces(LocalFile(path).pieces(), shard=path, limits=cache.limits):
+        found += piece
+        if len(found) >= num_bytes:
+            break
+    return bytes(found[:num_bytes])
