@@ -31,6 +31,7 @@ PUBLIC = {
     "ShardLoaderError",
     "ShardWriter",
     "Shuffle",
+    "Skip",
     "StaleIteratorError",
     "Topology",
     "TopologyError",

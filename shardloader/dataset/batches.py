@@ -18,13 +18,16 @@ import torch
 from shardloader.dataset.collate import collate, join_field, stack
 from shardloader.dataset.recipe import GROUP_VALID, META
 from shardloader.dataset.samples import Columns
+from shardloader.dataset.skipping import Carrier, Filler
 from shardloader.errors import UsageError
+from shardloader.order.substitutes import candidates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardloader.dataset.recipe import Collate
     from shardloader.dataset.samples import SampleReader
+    from shardloader.dataset.skipping import Filled, Skip
     from shardloader.order.schedule import Schedule, StepSamples
     from shardloader.reading.extents import Extents
 
@@ -115,24 +118,32 @@ def rows(
 class BatchMaker:
     """Reads rows and joins them to batches.
 
+    rank: of `schedule`, whose rows they are; skip: None where a bad sample stops the run;
     is_grouped: whether batches carry `__group_valid__`; reads_together: whether several small
-    batches may be read at once, whose arrays then are views of one.
+    batches may be read at once, whose arrays then are views of one. A batch in which samples were
+    bad or refused comes in a Carrier.
     """
 
     def __init__(
         self,
         reader: SampleReader,
         *,
+        schedule: Schedule,
+        rank: int,
+        skip: Skip | None,
         collate_fn: Collate | None,
         meta: str,
-        world_size: int,
         is_grouped: bool = False,
         reads_together: bool = False,
     ) -> None:
         self._reader = reader
         self._collate = collate_fn
         self._meta = META[meta] if is_grouped else tuple(n for n in META[meta] if n != GROUP_VALID)
-        self._world_size = world_size
+        self._world_size = schedule.dealing.world_size
+        reader.forget()
+        self._filler = Filler(
+            reader, skip=skip, candidates=lambda row: candidates(schedule, rank, row.step)
+        )
         self._reads_together = reads_together
         self._to_locate = FIRST_TO_LOCATE  # samples; the next time by their size
 
@@ -213,22 +224,24 @@ class BatchMaker:
     def samples(self, block: RowBlock) -> Iterator[Any]:
         """The samples of rows of one, each with its own `__key__`, `__index__` and `__valid__`."""
         for row in block.rows():
-            key, sample = self._read_one(row, 0)
+            read = self._filler.read(row)
             entries = {
-                "__key__": key,
-                "__index__": int(row.index[0]),
-                "__valid__": bool(row.valid[0]),
+                "__key__": read.keys[0],
+                "__index__": int(read.row.index[0]),
+                "__valid__": bool(read.row.valid[0]),
             }
-            yield {**sample, **{name: entries[name] for name in self._meta if name in entries}}
+            own = {name: entries[name] for name in self._meta if name in entries}
+            sample = {**read.samples[0], **own}
+            yield Carrier(sample, read.faults) if read.faults else sample
 
     def _one_by_one(self, row: Row) -> Any:
         """The batch of a row whose samples differ in their fields, or one of which is bad."""
-        keys, samples = [], []
-        for at in range(len(row.shard)):
-            key, sample = self._read_one(row, at)
-            keys.append(key)
-            samples.append(sample)
-        return self._with_entries(row, keys, (self._collate or collate)(samples))
+        return self._joined(self._filler.read(row))
+
+    def _joined(self, filled: Filled) -> Any:
+        batch = (self._collate or collate)(filled.samples)
+        batch = self._with_entries(filled.row, filled.keys, batch)
+        return Carrier(batch, filled.faults) if filled.faults else batch
 
     def _batch(self, row: Row, columns: Columns, start: int, stop: int) -> Any:
         """The batch of a row whose samples are start..stop-1 of what was read by columns."""
@@ -238,16 +251,12 @@ class BatchMaker:
         if self._joins_columns:
             batch = {name: join_field(name, values) for name, values in fields.items()}
         else:
-            batch = (self._collate or collate)(self._reader.transformed(row, keys, fields))
+            failed: dict[int, Exception] = {}
+            samples = self._reader.transformed(row, keys, fields, failed)
+            if failed:
+                return self._joined(self._filler.fill(row, keys, samples, failed))
+            batch = (self._collate or collate)(samples)
         return self._with_entries(row, keys, batch)
-
-    def _read_one(self, row: Row, at: int) -> tuple[str, Mapping[str, Any]]:
-        return self._reader.read(
-            shard=int(row.shard[at]),
-            sample=int(row.sample[at]),
-            index=int(row.index[at]),
-            number=int(row.passes[at]),
-        )
 
     def _with_entries(self, row: Row, keys: list[str], batch: Any) -> Any:
         if not self._meta:

@@ -23,9 +23,9 @@ from shardloader.dataset.recipe import (
     Options,
     Recipe,
     checked_fields,
-    checked_on_error,
 )
 from shardloader.dataset.samples import SampleReader
+from shardloader.dataset.skipping import Carrier, Watch, checked_on_error
 from shardloader.distributed.resolve import resolve_topology
 from shardloader.errors import CheckpointError, TopologyError, UsageError
 from shardloader.order.checkpoint import Checkpoint
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from shardloader.dataset.batches import RowBlock
     from shardloader.dataset.recipe import Collate, Source
+    from shardloader.dataset.skipping import Skip
     from shardloader.dataset.transform import Transform
     from shardloader.format.manifest import Manifest
     from shardloader.order.grid import Grid
@@ -56,12 +57,13 @@ class ShardDataset(IterableDataset[Any]):
     seed, shuffle: what the order is drawn from; shuffle is True (`Shuffle()`), a
     `Shuffle(window=)` or False. fields: which fields are read (None: all). decode: "default", a
     mapping of fields to decoders, or None for raw bytes. transform: a function from sample to
-    sample, both mappings; if it takes `rng` it gets a numpy generator keyed by seed, epoch and
-    sample. reseed: seed the global generators of random, numpy and torch before each sample
-    instead, in worker processes. even: "pad", "drop" or "join", what the epoch's last step is.
-    on_error: "raise". topology, grid: see `Topology` and `Grid`; by default the process's own.
-    steps_per_epoch: an epoch of fixed length over an endless order. index_dir: where indexes lie
-    if not beside the shards.
+    sample, both mappings, or to None, which refuses it; if it takes `rng` it gets a numpy generator
+    keyed by seed, epoch and sample. reseed: seed the global generators of random, numpy and torch
+    before each sample instead, in worker processes. even: "pad", "drop" or "join", what the epoch's
+    last step is. on_error: "raise" stops at a bad sample; "skip", or a `Skip` with limits of its
+    own, fills its slot with another sample and marks it invalid. topology, grid: see `Topology` and
+    `Grid`; by default the process's own. steps_per_epoch: an epoch of fixed length over an endless
+    order. index_dir: where indexes lie if not beside the shards.
 
     batch_size, collate_fn, meta: for use without ShardLoader. With a batch_size it yields
     batches as ShardLoader's are, for `DataLoader(dataset, batch_size=None)`. Without, it yields
@@ -84,7 +86,7 @@ class ShardDataset(IterableDataset[Any]):
         transform: Transform | None = None,
         reseed: bool = False,
         even: str = "pad",
-        on_error: str = "raise",
+        on_error: str | Skip = "raise",
         topology: Topology | None = None,
         grid: Grid | None = None,
         steps_per_epoch: int | None = None,
@@ -94,7 +96,6 @@ class ShardDataset(IterableDataset[Any]):
         meta: str = "all",
     ) -> None:
         super().__init__()
-        checked_on_error(on_error)
         self.options = Options(
             source=source,
             seed=seed,
@@ -104,6 +105,7 @@ class ShardDataset(IterableDataset[Any]):
             transform=transform,
             reseed=reseed,
             even=even,
+            skip=checked_on_error(on_error),
             topology=topology,
             grid=grid,
             steps_per_epoch=steps_per_epoch,
@@ -127,7 +129,11 @@ class ShardDataset(IterableDataset[Any]):
         """The options with the opened catalog; opens it at the first call."""
         if self._recipe is None:
             options = self.options
-            catalog = open_catalog(options.source, index_dir=options.index_dir)
+            catalog = open_catalog(
+                options.source,
+                index_dir=options.index_dir,
+                keep_damaged=options.skip is not None,
+            )
             self._recipe = Recipe(options=options, catalog=catalog)
         return self._recipe
 
@@ -175,12 +181,17 @@ class ShardDataset(IterableDataset[Any]):
         options, one = self.options, self.options.batch_size is None
         maker = BatchMaker(
             self._reader,
+            schedule=running.schedule,
+            rank=running.reading_rank,
+            skip=options.skip,
             collate_fn=options.collate_fn,
             meta=options.meta,
-            world_size=running.world_size,
         )
+        watch = Watch(options.skip, self.manifest.names)
         for block in running.row_blocks():
-            for item in maker.samples(block) if one else maker.batches(block):
+            for carried in maker.samples(block) if one else maker.batches(block):
+                item, faults = carried if type(carried) is Carrier else (carried, ())
+                watch.take(options.batch_size or 1, faults)
                 running.taken += 1
                 yield item
 
@@ -274,6 +285,7 @@ class _Running:
         self._recipe = recipe
         self._rank = topology.rank
         self._worker = worker
+        self._made: Schedule | None = None
 
     @property
     def _reader(self) -> tuple[int, int, int]:
@@ -285,6 +297,18 @@ class _Running:
         if self.batch_size is None:
             return self._rank * self.num_workers + self._worker, 0, 1
         return self._rank, self._worker, self.num_workers
+
+    @property
+    def reading_rank(self) -> int:
+        """The rank of the schedule that this worker reads for."""
+        return self._reader[0]
+
+    @property
+    def schedule(self) -> Schedule:
+        """What all readers read of the epoch."""
+        if self._made is None:
+            self._made = self._schedule()
+        return self._made
 
     def _schedule(self) -> Schedule:
         readers = self.world_size * (self.num_workers if self.batch_size is None else 1)
@@ -301,13 +325,13 @@ class _Running:
     def num_items(self) -> int:
         """Items of the whole pass."""
         rank, worker, num_workers = self._reader
-        return len(range(worker, self._schedule().dealing.num_batches(rank), num_workers))
+        return len(range(worker, self.schedule.dealing.num_batches(rank), num_workers))
 
     def row_blocks(self) -> Iterator[RowBlock]:
         """The rows that are left after `taken`."""
         rank, worker, num_workers = self._reader
         return row_blocks(
-            self._schedule(), rank, worker=worker, num_workers=num_workers, skip=self.taken
+            self.schedule, rank, worker=worker, num_workers=num_workers, skip=self.taken
         )
 
     def state(self) -> _WorkerState:

@@ -10,7 +10,7 @@ dataset's identity.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -19,7 +19,8 @@ import safetensors.numpy
 import xxhash
 from numpy.typing import NDArray
 
-from shardloader.errors import IndexFileError
+from shardloader.errors import IndexFileError, ShardError
+from shardloader.format.damage import Damage, UpToDamage
 from shardloader.format.notices import Notice, Notices
 from shardloader.format.ordinary import index_columns
 from shardloader.format.samples import GroupedSample, group
@@ -51,7 +52,8 @@ class SampleIndex:
     `shard_bytes` is the size of the tar file. `fields` holds the distinct field names, sorted by
     their UTF-8 bytes. int64: `sample_starts` and `key_starts` [n + 1], `member_offsets` (where a
     member's data begins in the tar) and `member_sizes` [m]; uint32: `member_fields` [m], indices
-    into `fields`; uint8: `key_bytes` [k], UTF-8 with surrogateescape.
+    into `fields`; uint8: `key_bytes` [k], UTF-8 with surrogateescape. `damage`: where the shard was
+    cut, of which then only what lies before is indexed.
     """
 
     shard_bytes: int
@@ -62,6 +64,7 @@ class SampleIndex:
     member_fields: NDArray[np.uint32]
     key_starts: Int64Array
     key_bytes: NDArray[np.uint8]
+    damage: Damage | None = None
 
     @property
     def num_samples(self) -> int:
@@ -85,7 +88,7 @@ class SampleIndex:
 
     @property
     def digest(self) -> str:
-        """The xxh3-128 of all of the above, as 32 hex digits, however the file is laid out."""
+        """The xxh3-128 of all arrays, as 32 hex digits, however the file is laid out."""
         return _digest(self)
 
     @classmethod
@@ -121,6 +124,22 @@ class SampleIndex:
         grouped = group(members, shard=shard, notices=notices)
         index = cls.of_samples(grouped, shard_bytes=len(memoryview(buffer).cast("B")))
         return index, notices.freeze()
+
+    @classmethod
+    def build_what_is_whole(
+        cls, buffer: bytes | bytearray | memoryview, *, shard: str
+    ) -> tuple[Self, tuple[Notice, ...]]:
+        """Do the same as `build`; of a damaged archive index the samples before the damage."""
+        try:
+            return cls.build(buffer, shard=shard)
+        except ShardError:
+            pass
+        notices = Notices()
+        members = scan(buffer, shard=shard, notices=notices)
+        grouped = UpToDamage(group(members, shard=shard, notices=notices))
+        index = cls.of_samples(grouped, shard_bytes=len(memoryview(buffer).cast("B")))
+        damage = None if grouped.error is None else Damage.of(grouped.error)
+        return replace(index, damage=damage), notices.freeze()
 
     @classmethod
     def of_samples(
@@ -162,7 +181,13 @@ class SampleIndex:
 
     def to_bytes(self) -> bytes:
         """Give the index file: always the same bytes for the same index."""
-        about = {"version": VERSION, "shard_bytes": self.shard_bytes, "fields": self.fields}
+        about: dict[str, Any] = {
+            "version": VERSION,
+            "shard_bytes": self.shard_bytes,
+            "fields": self.fields,
+        }
+        if self.damage is not None:
+            about["damage"] = self.damage.to_list()
         # One entry alone: the library writes several in no particular order.
         metadata = {FORMAT: json.dumps(about, separators=(",", ":"))}
         tensors = {name: np.ascontiguousarray(getattr(self, name)) for name in _TENSORS}
@@ -177,8 +202,8 @@ class SampleIndex:
         """
         view = memoryview(buffer).cast("B").toreadonly()
         arrays, metadata = read_tensors(view, _TENSORS, name=name)
-        shard_bytes, fields = _about(metadata, name)
-        index = cls(shard_bytes=shard_bytes, fields=fields, **arrays)
+        shard_bytes, fields, damage = _about(metadata, name)
+        index = cls(shard_bytes=shard_bytes, fields=fields, damage=damage, **arrays)
         _check(index, name)
         return index
 
@@ -202,8 +227,8 @@ def _digest(index: SampleIndex) -> str:
     return digest
 
 
-def _about(metadata: dict[str, Any], name: str) -> tuple[int, tuple[str, ...]]:
-    """Read the metadata: the shard's size and the field names."""
+def _about(metadata: dict[str, Any], name: str) -> tuple[int, tuple[str, ...], Damage | None]:
+    """Read the metadata: the shard's size, the field names and the damage."""
     if FORMAT not in metadata:
         raise _refusal(name, f"it is a safetensors file without the mark {FORMAT!r}")
     try:
@@ -218,13 +243,14 @@ def _about(metadata: dict[str, Any], name: str) -> tuple[int, tuple[str, ...]]:
         shard_bytes, fields = about["shard_bytes"], about["fields"]
         sound = type(shard_bytes) is int and 0 <= shard_bytes < 2**63 and type(fields) is list
         encoded = [_utf8(field) for field in fields] if sound else []
+        damage = Damage.from_list(about["damage"]) if "damage" in about else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _refusal(name, f"its metadata can't be read ({error!r})") from None
     if not sound:
         raise _refusal(name, "its metadata should hold the shard's size and a list of fields")
     if any(left >= right for left, right in pairwise(encoded)):
         raise _refusal(name, "its field names should be distinct and sorted")
-    return shard_bytes, tuple(fields)
+    return shard_bytes, tuple(fields), damage
 
 
 def _check(index: SampleIndex, name: str) -> None:

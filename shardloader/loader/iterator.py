@@ -11,22 +11,26 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from shardloader.dataset.skipping import Carrier
 from shardloader.errors import StaleIteratorError, WorldError
 
 if TYPE_CHECKING:
     from shardloader.dataset.batches import Row
+    from shardloader.dataset.skipping import Fault
     from shardloader.loader.engine import Engine
     from shardloader.loader.progress import Progress
+    from shardloader.loader.stats import Account
     from shardloader.order.schedule import Schedule
 
 
 class LoaderIterator(Iterator[Any]):
     """This rank's batches from the loader's position to the end of the epoch."""
 
-    def __init__(self, progress: Progress, engine: Engine) -> None:
+    def __init__(self, progress: Progress, engine: Engine, account: Account) -> None:
         self._process = os.getpid()
         self._progress = progress
         self._engine = engine
+        self._account = account
         # Not the iterator itself: the loader must not keep alive what a loop has let go.
         self._token = object()
         self._schedule: Schedule | None = None
@@ -119,14 +123,33 @@ class LoaderIterator(Iterator[Any]):
             # descriptor: start new ones next time.
             self._engine.forget_workers()
             raise
-        if self._rows is not None and self._schedule and self._progress.sample_log:
-            self._progress.sample_log.step(
-                epoch=self._progress.position.epoch,
-                consumed=self._schedule.dealing.consumed_after(self._given),
-                row=next(self._rows),
-            )
+        faults: tuple[Fault, ...] = ()
+        if type(batch) is Carrier:
+            batch, faults = batch
+        self._write_down(faults)
         self._failed = False
         return batch
+
+    def _write_down(self, faults: tuple[Fault, ...]) -> None:
+        """Count the batch that was fetched, and log it."""
+        schedule, progress = self._schedule, self._progress
+        if schedule is None:
+            raise AssertionError
+        self._account.receive(
+            schedule=schedule,
+            rank=progress.topology.rank,
+            step=self._given,
+            epoch=progress.position.epoch,
+            manifest=progress.manifest,
+            faults=faults,
+        )
+        if self._rows is not None and progress.sample_log:
+            progress.sample_log.step(
+                epoch=progress.position.epoch,
+                consumed=schedule.dealing.consumed_after(self._given),
+                row=next(self._rows),
+                faults=faults,
+            )
 
     def _end(self, schedule: Schedule | None) -> None:
         """The end without a last batch: an empty pass, no data, or "join" on a shorter rank."""

@@ -8,6 +8,7 @@ again where it was.
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -15,7 +16,7 @@ import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import connection
 from pathlib import Path
@@ -32,6 +33,7 @@ from shardloader.errors import (
     WorldError,
 )
 from shardloader.format.agreeing import seems_to_be_of
+from shardloader.format.damage import UNREADABLE, Damage
 from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
 from shardloader.reading.source import UNFINISHED_NAME, Source, find_shards, resolve
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("shardloader")
 
 LOCK_NAME = ".shardloader.lock"
+_NOT_THE_SHARD = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _PARALLEL_BYTES = 64 << 20  # less is indexed faster than processes start
 
 
@@ -57,6 +60,7 @@ class _Entry:
     num_samples: int
     digest: str
     notices: tuple[Notice, ...] = ()
+    damage: Damage | None = None
 
 
 def index_dataset(
@@ -82,13 +86,14 @@ def index_dataset(
     return indexed
 
 
-def index_on_first_use(place: Source) -> Manifest:
+def index_on_first_use(place: Source, *, keep_damaged: bool = False) -> Manifest:
     """Give the manifest of a dataset that had none, by indexing whatever has no index yet.
 
-    Raises UsageError for a folder that a writer has not finished.
+    keep_damaged: index what is whole of a damaged shard, where otherwise it is an error. Raises
+    UsageError for a folder that a writer has not finished.
     """
     _refuse_unfinished(place)
-    job = _Job(num_workers=_available_cpus(), force=False, progress=True)
+    job = _Job(num_workers=_available_cpus(), force=False, progress=True, keep_damaged=keep_damaged)
     manifest, _ = _index(place, job, accept_manifest=True)
     return manifest
 
@@ -106,7 +111,7 @@ def existing_manifest(place: Source) -> Manifest | None:
     """Give the manifest of a dataset that is indexed already, and change nothing; else None."""
     if place.names is None:
         return read_manifest(place)
-    entries = _current_entries(place, place.names)
+    entries = _current_entries(place, place.names, keep_damaged=True)
     return _joined(place.names, entries) if len(entries) == len(place.names) else None
 
 
@@ -122,13 +127,14 @@ class _Job:
     num_workers: int
     force: bool
     progress: bool
+    keep_damaged: bool = False
 
 
 def _index(
     place: Source, job: _Job, *, accept_manifest: bool = False
 ) -> tuple[Manifest, dict[str, tuple[Notice, ...]]]:
     if place.names is not None and not job.force:
-        entries = _current_entries(place, place.names)
+        entries = _current_entries(place, place.names, keep_damaged=job.keep_damaged)
         if len(entries) == len(place.names):
             return _conclude(place, place.names, entries)  # nothing to write: no lock is taken
     if place.names is None:
@@ -159,6 +165,7 @@ def _joined(names: tuple[str, ...], by_name: Mapping[str, _Entry]) -> Manifest:
         sizes=np.array([entry.shard_bytes for entry in entries], dtype=np.int64),
         counts=np.array([entry.num_samples for entry in entries], dtype=np.int64),
         index_digests=tuple(entry.digest for entry in entries),
+        damage=tuple((i, entry.damage) for i, entry in enumerate(entries) if entry.damage),
     )
 
 
@@ -173,15 +180,24 @@ def _lock(place: Source) -> Iterator[int]:
         yield lock
 
 
-def _current_entries(place: Source, names: Sequence[str]) -> dict[str, _Entry]:
-    """Give the entries of the shards whose index is current."""
+def _current_entries(
+    place: Source, names: Sequence[str], *, keep_damaged: bool
+) -> dict[str, _Entry]:
+    """Give the entries of the shards whose index is current.
+
+    That of a damaged shard is so only for those who keep it: others are to see the error.
+    """
     entries = ((name, _current_entry(place, name)) for name in names)
-    return {name: entry for name, entry in entries if entry is not None}
+    return {
+        name: entry
+        for name, entry in entries
+        if entry is not None and (keep_damaged or entry.damage is None)
+    }
 
 
 def _entries(place: Source, names: Sequence[str], job: _Job, lock: int) -> dict[str, _Entry]:
     """Give every shard's entry, having indexed those without a current index."""
-    entries = {} if job.force else _current_entries(place, names)
+    entries = {} if job.force else _current_entries(place, names, keep_damaged=job.keep_damaged)
     missing = [name for name in names if name not in entries]
     failures: list[ShardLoaderError] = []
     for name, result in zip(missing, _run(place, missing, job, lock), strict=True):
@@ -213,7 +229,7 @@ def _current_entry(place: Source, name: str) -> _Entry | None:
     try:
         made, shard = Path(index_path).stat(), Path(shard_path).stat()
     except OSError:
-        return None  # no index yet; a shard that is missing is reported when it is mapped
+        return _unreadable_entry(index_path, shard_path)
     if made.st_mtime_ns < shard.st_mtime_ns:
         return None
     try:
@@ -231,25 +247,65 @@ def _entry(index: SampleIndex, notices: tuple[Notice, ...] = ()) -> _Entry:
         num_samples=index.num_samples,
         digest=index.digest,
         notices=notices,
+        damage=index.damage,
     )
+
+
+def _unreadable_entry(index_path: str, shard_path: str) -> _Entry | None:
+    """Give the entry of a shard that is still as unreadable as when it was indexed; else None."""
+    if not Path(index_path).is_file() or Path(shard_path).exists():
+        return None  # no index yet
+    try:
+        index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
+    except IndexFileError:
+        return None
+    is_known = index.damage is not None and index.damage.kind == UNREADABLE
+    return _entry(index) if is_known else None  # otherwise it is reported when it is mapped
 
 
 def _index_one(place: Source, name: str) -> _Entry | ShardLoaderError:
     """Index one shard and publish its index; errors are values, as others are to be counted."""
-    path = place.shard_path(name)
+    return _published(place, name, _whole)
+
+
+def _index_what_is_whole(place: Source, name: str) -> _Entry | ShardLoaderError:
+    """Do the same, of a damaged shard with what is whole."""
+    return _published(place, name, _what_is_whole)
+
+
+def _published(
+    place: Source, name: str, build: Callable[[str], tuple[SampleIndex, tuple[Notice, ...]]]
+) -> _Entry | ShardLoaderError:
     try:
-        index, notices = SampleIndex.build(map_file(path), shard=path)
+        index, notices = build(place.shard_path(name))
         publish(place.index_path(name), index.to_bytes())
     except ShardLoaderError as error:
         return error
     return _entry(index, notices)
 
 
+def _whole(path: str) -> tuple[SampleIndex, tuple[Notice, ...]]:
+    return SampleIndex.build(map_file(path), shard=path)
+
+
+def _what_is_whole(path: str) -> tuple[SampleIndex, tuple[Notice, ...]]:
+    """Index what is whole of a shard, and that is nothing of one that can't be read."""
+    try:
+        data = map_file(path)
+    except WorldError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno in _NOT_THE_SHARD:
+            raise
+        empty = SampleIndex.of_samples([], shard_bytes=0)
+        return replace(empty, damage=Damage(kind=UNREADABLE, offset=0)), ()
+    return SampleIndex.build_what_is_whole(data, shard=path)
+
+
 def _run(
     place: Source, names: Sequence[str], job: _Job, lock: int
 ) -> Iterator[_Entry | ShardLoaderError]:
     """Index shards, here or in several processes, and show how far it is."""
-    work = partial(_index_one, place)
+    work = partial(_index_what_is_whole if job.keep_damaged else _index_one, place)
     # tqdm's None: silent where stderr is no terminal
     disable = None if job.progress else True
     with tqdm(total=len(names), unit="shard", desc="indexing", disable=disable) as bar:

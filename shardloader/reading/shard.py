@@ -20,6 +20,7 @@ from shardloader.reading.extents import layout_of
 from shardloader.reading.store import files_to_keep_open, map_file, publish
 
 if TYPE_CHECKING:
+    from shardloader.format.notices import Notice
     from shardloader.reading.catalog import Catalog
     from shardloader.reading.columns import Buffer
     from shardloader.reading.extents import Layout
@@ -64,7 +65,7 @@ class Shard:
         if data is None or seems_to_be_of(self.index, data):
             return data is not None
         try:
-            found, _ = SampleIndex.build(data, shard=self.name)
+            found, _ = _built(data, self.index.damage is not None, name=self.name)
         except ShardError:
             return False
         return found.digest == self.index.digest
@@ -72,6 +73,11 @@ class Shard:
     @property
     def num_samples(self) -> int:
         """How many samples the shard holds."""
+        return self.index.num_samples
+
+    @property
+    def num_whole(self) -> int:
+        """How many of its first samples can be read: all, but for a shard that was cut."""
         return self.index.num_samples
 
     def key(self, sample: int) -> str:
@@ -171,15 +177,19 @@ class ShardPool:
 
     By default as many as half of `files_to_keep_open`: a shard and its index are two files.
     Threads may share it. It can be pickled: a copy opens its own files. Opening raises
-    ManifestError for an index or a shard that is not the manifest's.
+    ManifestError for an index or a shard that is not the manifest's; with `keep_damaged` a shard
+    that was cut opens as a CutShard.
     """
 
-    def __init__(self, catalog: Catalog, *, max_open: int | None = None) -> None:
+    def __init__(
+        self, catalog: Catalog, *, max_open: int | None = None, keep_damaged: bool = False
+    ) -> None:
         max_open = files_to_keep_open() // 2 if max_open is None else max_open
         if max_open < 1:
             raise UsageError(f"max_open is at least 1, not {max_open}")
         self.catalog = catalog
         self.max_open = max_open
+        self.keep_damaged = keep_damaged
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -189,7 +199,7 @@ class ShardPool:
             if found is not None:
                 self._open.move_to_end(shard)
                 return found
-            opened = _open_listed(self.catalog, shard)
+            opened = _open_listed(self.catalog, shard, keep_damaged=self.keep_damaged)
             self._open[shard] = opened
             # Not closed: another thread may be reading it. Its map goes with the last reference.
             while len(self._open) > self.max_open:
@@ -213,19 +223,22 @@ class ShardPool:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"catalog": self.catalog, "max_open": self.max_open}
+        return {name: getattr(self, name) for name in ("catalog", "max_open", "keep_damaged")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["catalog"], max_open=state["max_open"])  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
 
-def _open_listed(catalog: Catalog, shard: int) -> Shard:
+def _open_listed(catalog: Catalog, shard: int, *, keep_damaged: bool) -> Shard:
     if not 0 <= shard < catalog.num_shards:
         raise IndexError(f"shard {shard} of a dataset with {catalog.num_shards}")
     path, index_path = catalog.shard_path(shard), catalog.index_path(shard)
     expected = catalog.manifest.index_digests[shard]
     if not Path(index_path).exists():
-        return _reindexed(path, index_path, expected)
+        return _reindexed(path, index_path, expected, keep_damaged=keep_damaged)
+    opened = _opened_cut(path, index_path, expected) if keep_damaged else None
+    if opened is not None:
+        return opened
     opened = Shard.open(path, index_path)
     if not opened.is_as_indexed():
         raise ManifestError(
@@ -240,10 +253,28 @@ def _open_listed(catalog: Catalog, shard: int) -> Shard:
     return opened
 
 
-def _reindexed(path: str, index_path: str, expected: str) -> Shard:
+def _opened_cut(path: str, index_path: str, expected: str) -> Shard | None:
+    """Open a shard that was cut since it was indexed; None if it is as long as it was."""
+    from shardloader.reading.cut_shard import cut_shard
+
+    index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
+    data = map_file(path)
+    if len(data) >= index.shard_bytes or index.digest != expected:
+        return None
+    return cut_shard(data, index, name=path)
+
+
+def _built(
+    data: memoryview, keep_damaged: bool, *, name: str
+) -> tuple[SampleIndex, tuple[Notice, ...]]:
+    build = SampleIndex.build_what_is_whole if keep_damaged else SampleIndex.build
+    return build(data, shard=name)
+
+
+def _reindexed(path: str, index_path: str, expected: str, *, keep_damaged: bool) -> Shard:
     """Make a lost index again, which is right if it is the one that the manifest lists."""
     data = map_file(path)
-    index, _ = SampleIndex.build(data, shard=path)
+    index, _ = _built(data, keep_damaged, name=path)
     if index.digest != expected:
         raise ManifestError(
             f"{path}: its index is missing, and made anew it has the digest {index.digest}, where "
