@@ -140,6 +140,7 @@ class BatchMaker:
         self._collate = collate_fn
         self._meta = META[meta] if is_grouped else tuple(n for n in META[meta] if n != GROUP_VALID)
         self._world_size = schedule.dealing.world_size
+        self._skips = skip is not None
         reader.forget()
         self._filler = Filler(
             reader, skip=skip, candidates=lambda row: candidates(schedule, rank, row.step)
@@ -173,10 +174,16 @@ class BatchMaker:
             together = 1 if located is None else self._rows_together(located, batch_size)
             for start in range(0, stop - first, together):
                 group = list(islice(rows, min(together, stop - first - start)))
-                yield RowGroup(group, located, start * batch_size, batch_size)
+                if located is None and self._skips:  # one bad shard is not the affair of all rows
+                    yield self._alone(group[0])
+                else:
+                    yield RowGroup(group, located, start * batch_size, batch_size)
             first = stop
         for row in rows:  # a shorter one, under "join"
-            yield RowGroup([row], self._reader.locate(row.shard, row.sample), 0, len(row.shard))
+            yield self._alone(row)
+
+    def _alone(self, row: Row) -> RowGroup:
+        return RowGroup([row], self._reader.locate(row.shard, row.sample), 0, len(row.shard))
 
     def read(self, group: RowGroup) -> Columns | None:
         """Read and decode a group by columns; any thread may do it.

@@ -25,7 +25,7 @@ from shardloader.dataset.recipe import (
     checked_fields,
 )
 from shardloader.dataset.samples import SampleReader
-from shardloader.dataset.skipping import Carrier, Watch, checked_on_error
+from shardloader.dataset.skipping import Carrier, Watch, check_damage, checked_on_error
 from shardloader.distributed.resolve import resolve_topology
 from shardloader.errors import CheckpointError, TopologyError, UsageError
 from shardloader.order.checkpoint import Checkpoint
@@ -134,6 +134,8 @@ class ShardDataset(IterableDataset[Any]):
                 index_dir=options.index_dir,
                 keep_damaged=options.skip is not None,
             )
+            if options.skip is not None:
+                check_damage(options.skip, catalog.manifest)
             self._recipe = Recipe(options=options, catalog=catalog)
         return self._recipe
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from shardloader.dataset.batches import Row
     from shardloader.dataset.samples import SampleReader
+    from shardloader.format.manifest import Manifest
     from shardloader.order.substitutes import Candidates
 
 log = logging.getLogger("shardloader")
@@ -338,6 +339,28 @@ class Watch:
                 self._names[fault.shard],
                 fault.message,
             )
+
+
+def check_damage(skip: Skip, manifest: Manifest) -> None:
+    """Raise DataError where what damaged shards lost when they were indexed is too much.
+
+    How many samples that were nobody knows: a damaged shard is taken to have had as many as a
+    whole one has on average.
+    """
+    damaged = [number for number, _ in manifest.damage]
+    whole = np.delete(manifest.counts, damaged)
+    if not damaged or not whole.size:
+        return
+    lost = int(np.maximum(0, int(whole.mean()) - manifest.counts[damaged]).sum())
+    of = manifest.num_samples + lost
+    if skip.is_exceeded(bad=lost, of=of):
+        kinds = summary(Counter(damage.kind for _, damage in manifest.damage))
+        first = [f"{manifest.names[n]}: {damage}" for n, damage in manifest.damage[:NUM_NAMED]]
+        raise DataError(
+            f"at most {skip.max_share:g} of the samples may be bad, and about {lost} of {of} are "
+            f"lost in {len(damaged)} damaged shards: {kinds}. The first: {' | '.join(first)}. Mend "
+            "the shards, or allow more with on_error=Skip(max_share=, min_samples=)"
+        )
 
 
 def summary(bad: Mapping[str, int]) -> str:

@@ -27,12 +27,13 @@ def seems_to_be_of(index: SampleIndex, data: memoryview) -> bool:
     if index.num_samples == 0:
         return True
     last = index.num_samples - 1
-    return _holds(index, data, 0, int(index.sample_starts[0])) and _holds(
+    return holds_member(index, data, 0, int(index.sample_starts[0])) and holds_member(
         index, data, last, int(index.sample_starts[last + 1]) - 1
     )
 
 
-def _holds(index: SampleIndex, data: memoryview, sample: int, member: int) -> bool:
+def holds_member(index: SampleIndex, data: memoryview, sample: int, member: int) -> bool:
+    """Whether the header in front of a member is where `index` says, and names it."""
     start = int(index.member_offsets[member]) - BLOCK_BYTES
     if start < 0:
         return False

@@ -104,6 +104,7 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         if decode_threads is not None:
             decode_threads = checked("decode_threads", decode_threads, least=0, below=2**10)
         passed_on = _checked_options(options)
+        _check_quarantine(source, quarantine)
         _check_reseeds(source, num_workers)
         super().__init__(
             LoaderDataset(source),
@@ -136,7 +137,10 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         # What was given, for trainers that build a loader anew from its attributes; what holds is
         # told by the properties of these names.
         self.__dict__.update(
-            batch_size=batch_size, accumulate=accumulate, global_batch=global_batch
+            batch_size=batch_size,
+            accumulate=accumulate,
+            global_batch=global_batch,
+            quarantine=quarantine,
         )
 
     @property
@@ -272,6 +276,15 @@ def _check_reseeds(source: ShardDataset, num_workers: int) -> None:
         raise UsageError(
             "reseed=True seeds the global generators, which in the main process belong to the "
             "training loop: use num_workers >= 1, or a transform that takes rng"
+        )
+
+
+def _check_quarantine(source: ShardDataset, quarantine: Any) -> None:
+    """Raise UsageError for a quarantine into which nothing would come."""
+    if quarantine is not None and source.options.skip is None:
+        raise UsageError(
+            "quarantine= lists the bad samples that are skipped, and this dataset stops at the "
+            'first: give ShardDataset on_error="skip", or leave it out'
         )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardloader.errors import ShardError
+from shardloader.format.agreeing import holds_member
 from shardloader.format.index import SampleIndex
 from shardloader.reading.shard import Shard
 
@@ -64,7 +65,20 @@ def cut_shard(data: memoryview, index: SampleIndex, *, name: str) -> CutShard | 
     if found.damage is None and not _has_no_end(notices):
         return None  # a whole archive, and a smaller one: another one
     num_whole = _alike(found, index)
+    if num_whole == found.num_samples:  # the next one is held back where its end was not seen
+        num_whole += _is_there(index, data, num_whole)
     return CutShard(data, index, name=name, num_whole=num_whole) if num_whole else None
+
+
+def _is_there(index: SampleIndex, data: memoryview, sample: int) -> bool:
+    """Whether all members of a sample lie in what is left, with headers that name them."""
+    if sample >= index.num_samples:
+        return False
+    return all(
+        int(index.member_offsets[member] + index.member_sizes[member]) <= len(data)
+        and holds_member(index, data, sample, member)
+        for member in range(*index.sample_starts[sample : sample + 2].tolist())
+    )
 
 
 def _has_no_end(notices: Sequence[Notice]) -> bool:

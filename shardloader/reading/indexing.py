@@ -236,7 +236,12 @@ def _current_entry(place: Source, name: str) -> _Entry | None:
         index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
     except IndexFileError:
         return None
-    if not seems_to_be_of(index, map_file(shard_path)):
+    is_unreadable = index.damage is not None and index.damage.kind == UNREADABLE
+    try:
+        data = map_file(shard_path)
+    except WorldError:
+        return _entry(index) if is_unreadable else None
+    if not seems_to_be_of(index, data):
         return None  # of another shard, or the shard was replaced by one of its size
     return _entry(index) if index.shard_bytes == shard.st_size else None
 
