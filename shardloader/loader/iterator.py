@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardloader.dataset.skipping import Fault
     from shardloader.loader.engine import Engine
     from shardloader.loader.progress import Progress
-    from shardloader.loader.stats import Account
+    from shardloader.loader.stats import Account, Leg
     from shardloader.order.schedule import Schedule
 
 
@@ -36,6 +36,7 @@ class LoaderIterator(Iterator[Any]):
         self._schedule: Schedule | None = None
         self._batches: Iterator[Any] | None = None
         self._rows: Iterator[Row] | None = None
+        self._leg: Leg | None = None
         self._given = 0
         self._num_batches = 0
         self._num_steps = 0
@@ -76,6 +77,7 @@ class LoaderIterator(Iterator[Any]):
         self._num_batches = self._schedule.dealing.num_batches(progress.topology.rank)
         if self._num_batches:
             self._rows = progress.rows_to_log(self._schedule)
+            self._leg = self._account.begin(self._schedule, progress.topology.rank)
             self._batches = self._engine.batches(self._schedule, epoch=progress.position.epoch)
 
     def _check_not_moved(self) -> None:
@@ -108,7 +110,8 @@ class LoaderIterator(Iterator[Any]):
 
     def _fetch(self) -> Any:
         """The next batch from the workers, and its line in the log."""
-        if self._batches is None:
+        leg = self._leg
+        if self._batches is None or leg is None:
             raise AssertionError
         self._failed = True  # until the batch is here, and in the log
         try:
@@ -126,30 +129,21 @@ class LoaderIterator(Iterator[Any]):
         faults: tuple[Fault, ...] = ()
         if type(batch) is Carrier:
             batch, faults = batch
-        self._write_down(faults)
-        self._failed = False
-        return batch
-
-    def _write_down(self, faults: tuple[Fault, ...]) -> None:
-        """Count the batch that was fetched, and log it."""
-        schedule, progress = self._schedule, self._progress
-        if schedule is None:
-            raise AssertionError
-        self._account.receive(
-            schedule=schedule,
-            rank=progress.topology.rank,
-            step=self._given,
-            epoch=progress.position.epoch,
-            manifest=progress.manifest,
-            faults=faults,
-        )
-        if self._rows is not None and progress.sample_log:
-            progress.sample_log.step(
-                epoch=progress.position.epoch,
-                consumed=schedule.dealing.consumed_after(self._given),
+        leg.given += 1
+        if faults:
+            progress = self._progress
+            self._account.take(
+                leg, faults, epoch=progress.position.epoch, manifest=progress.manifest
+            )
+        if self._rows is not None and self._schedule and self._progress.sample_log:
+            self._progress.sample_log.step(
+                epoch=self._progress.position.epoch,
+                consumed=self._schedule.dealing.consumed_after(self._given),
                 row=next(self._rows),
                 faults=faults,
             )
+        self._failed = False
+        return batch
 
     def _end(self, schedule: Schedule | None) -> None:
         """The end without a last batch: an empty pass, no data, or "join" on a shorter rank."""

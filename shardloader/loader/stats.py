@@ -16,7 +16,7 @@ import numpy as np
 from shardloader.dataset.skipping import BAD_KINDS, REFUSED, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from shardloader.dataset.skipping import Fault, Skip
     from shardloader.format.manifest import Manifest
@@ -62,10 +62,48 @@ class Stats:
 class _Counts:
     batches: int = 0
     slots: int = 0
-    valid: int = 0
-    padded: int = 0
+    planned: int = 0  # valid by the plan
     refused: int = 0
     bad: Counter[str] = field(default_factory=Counter)
+
+
+class Leg:
+    """What one iterator received: `given` batches of a schedule, from its first step on.
+
+    Counting them is one addition a batch; what they held follows from the plan.
+    """
+
+    __slots__ = ("_counted", "_rank", "_schedule", "given")
+
+    def __init__(self, schedule: Schedule, rank: int) -> None:
+        self.given = 0
+        self._counted = 0
+        self._schedule = schedule
+        self._rank = rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._schedule.dealing.world_size
+
+    @property
+    def rank(self) -> int:
+        """The rank that received them."""
+        return self._rank
+
+    def settle(self, counts: _Counts) -> None:
+        """Add to `counts` what was planned for the batches given since the last call."""
+        dealing, first, stop = self._schedule.dealing, self._counted, self.given
+        num_full = max(0, min(stop, dealing.num_full) - first)
+        counts.batches += stop - first
+        counts.slots += num_full * dealing.batch_size
+        counts.planned += num_full * dealing.batch_size
+        if stop > max(first, dealing.num_full):  # the last step, which may be short or padded
+            slots = dealing.slots(np.array([stop - 1], dtype=np.int64), self._rank)
+            size = int(slots.size[0])
+            counts.slots += size
+            counts.planned += int(np.count_nonzero(slots.valid[0, :size]))
+        self._counted = stop
 
 
 class Account:
@@ -75,28 +113,23 @@ class Account:
         self._skip = skip
         self._quarantine = quarantine
         self._counts = _Counts()
+        self._leg: Leg | None = None
         self._watch: Watch | None = None
+        self._watched = 0  # planned samples that the watch knows of
 
-    def receive(
-        self,
-        *,
-        schedule: Schedule,
-        rank: int,
-        step: int,
-        epoch: int,
-        manifest: Manifest,
-        faults: tuple[Fault, ...],
-    ) -> None:
-        """Count the batch of `step` of a schedule; raises DataError where too much is bad.
+    def begin(self, schedule: Schedule, rank: int) -> Leg:
+        """The leg of an iterator that starts; those before it give nothing more."""
+        self._settle()
+        self._leg = Leg(schedule, rank)
+        return self._leg
 
-        WorldError if the quarantine can't be written.
+    def take(self, leg: Leg, faults: Sequence[Fault], *, epoch: int, manifest: Manifest) -> None:
+        """Count the faults of the batch that the leg was given last.
+
+        Raises DataError where too much is bad, WorldError if the quarantine can't be written.
         """
-        slots, planned = _planned(schedule, rank, step)
+        self._settle()
         counts = self._counts
-        counts.batches += 1
-        counts.slots += slots
-        counts.padded += slots - planned
-        counts.valid += planned - len(faults)
         for fault in faults:
             if fault.kind == REFUSED:
                 counts.refused += 1
@@ -104,38 +137,35 @@ class Account:
                 counts.bad[fault.kind] += 1
         if self._skip is None:
             return
-        if faults and self._quarantine is not None:
+        if self._quarantine is not None:
             self._quarantine.take(
                 faults,
                 epoch=epoch,
-                rank=rank,
-                world_size=schedule.dealing.world_size,
+                rank=leg.rank,
+                world_size=leg.world_size,
                 names=manifest.names,
             )
         if self._watch is None:
             self._watch = Watch(self._skip, manifest.names)
-        self._watch.take(planned, faults)
+        new, self._watched = counts.planned - self._watched, counts.planned
+        self._watch.take(new, faults)
+
+    def _settle(self) -> None:
+        if self._leg is not None:
+            self._leg.settle(self._counts)
 
     def stats(self, manifest: Manifest) -> Stats:
         """The counts now."""
+        self._settle()
         counts = self._counts
+        num_bad = counts.bad.total()
         damaged = Counter(damage.kind for _, damage in manifest.damage)
         return Stats(
             batches=counts.batches,
             slots=counts.slots,
-            valid=counts.valid,
-            padded=counts.padded,
+            valid=counts.planned - counts.refused - num_bad,
+            padded=counts.slots - counts.planned,
             refused=counts.refused,
             bad=MappingProxyType({kind: counts.bad[kind] for kind in BAD_KINDS}),
             damaged_shards=MappingProxyType(dict(damaged)),
         )
-
-
-def _planned(schedule: Schedule, rank: int, step: int) -> tuple[int, int]:
-    """The slots of a rank's batch at a step, and how many of them are valid by the plan."""
-    dealing = schedule.dealing
-    if step < dealing.num_full:
-        return dealing.batch_size, dealing.batch_size
-    slots = dealing.slots(np.array([step], dtype=np.int64), rank)
-    size = int(slots.size[0])
-    return size, int(np.count_nonzero(slots.valid[0, :size]))
