@@ -93,6 +93,10 @@ class SampleReader:
         """Whether a sample lies in a shard that could not be opened, or in what was cut off."""
         return shard in self._broken or sample >= self._whole.get(shard, sample + 1)
 
+    def broken_shards(self) -> list[int]:
+        """The shards that could not be opened."""
+        return list(self._broken)
+
     def forget(self) -> None:
         """Try again to open the shards that could not be."""
         self._broken.clear()
@@ -103,7 +107,7 @@ class SampleReader:
             return self._pool[shard]
         known = self._broken.get(shard)  # to find out again costs as much as a sound shard
         if known is not None:
-            raise known
+            raise known.with_traceback(None)  # else it grows by a frame each time
         try:
             opened = self._pool[shard]
         except ShardLoaderError as error:

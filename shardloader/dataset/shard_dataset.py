@@ -33,7 +33,7 @@ from shardloader.order.grid import default_grid
 from shardloader.order.integers import checked
 from shardloader.order.schedule import Schedule
 from shardloader.order.window import Shuffle
-from shardloader.reading.catalog import open_catalog
+from shardloader.reading.catalog import open_catalog, refuse_damage
 from shardloader.reading.decode import resolve
 
 if TYPE_CHECKING:
@@ -134,7 +134,9 @@ class ShardDataset(IterableDataset[Any]):
                 index_dir=options.index_dir,
                 keep_damaged=options.skip is not None,
             )
-            if options.skip is not None:
+            if options.skip is None:
+                refuse_damage(catalog)
+            else:
                 check_damage(options.skip, catalog.manifest)
             self._recipe = Recipe(options=options, catalog=catalog)
         return self._recipe

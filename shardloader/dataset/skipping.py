@@ -281,8 +281,10 @@ class Filler:
         most = len(tried) + MOST_TRIED
         for number, samples in self._candidates(row):
             looked_at += samples.index.size
+            near = ~np.isin(samples.shard, self._reader.broken_shards())
+            columns = (samples.shard, samples.sample, samples.index)
             for shard, sample, index in zip(
-                samples.shard.tolist(), samples.sample.tolist(), samples.index.tolist(), strict=True
+                *(each[near].tolist() for each in columns), strict=True
             ):
                 if index in tried or self._reader.is_known_bad(shard, sample):
                     continue

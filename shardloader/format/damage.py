@@ -17,6 +17,8 @@ from shardloader.format.notices import ERROR_KINDS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from shardloader.format.notices import Notice
+
 Item = TypeVar("Item")
 
 UNREADABLE: Final = "unreadable"
@@ -58,11 +60,18 @@ class Damage:
         return cls(kind=values[0], offset=values[1])
 
     @classmethod
-    def of(cls, error: ShardError) -> Self:
+    def of(cls, error: ShardError | None) -> Self:
         """The damage that reading a shard ended in; raises an error that is of another kind."""
+        if error is None:
+            raise AssertionError
         if error.kind not in ERROR_KINDS:
             raise error
         return cls(kind=error.kind, offset=error.offset or 0)
+
+
+def has_no_end(notices: Iterable[Notice]) -> bool:
+    """Whether an archive's end marker is missing."""
+    return any(notice.kind == "missing_end_of_archive" for notice in notices)
 
 
 class UpToDamage(Generic[Item]):

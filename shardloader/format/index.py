@@ -20,7 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardloader.errors import IndexFileError, ShardError
-from shardloader.format.damage import Damage, UpToDamage
+from shardloader.format.damage import Damage, UpToDamage, has_no_end
 from shardloader.format.notices import Notice, Notices
 from shardloader.format.ordinary import index_columns
 from shardloader.format.samples import GroupedSample, group
@@ -76,6 +76,16 @@ class SampleIndex:
         """How many members the samples have together."""
         return len(self.member_offsets)
 
+    @property
+    def last_lacks_a_field(self) -> bool:
+        """Whether the last sample has not all the fields that every other one has."""
+        if self.num_samples < 2:
+            return False
+        start = int(self.sample_starts[-2])
+        times = np.bincount(self.member_fields[:start], minlength=len(self.fields))
+        common = np.flatnonzero(times == self.num_samples - 1)
+        return not np.isin(common, self.member_fields[start:]).all()
+
     def key(self, sample: int) -> str:
         """Give the key of a sample, numbered from 0. Raises IndexError outside the shard."""
         if not 0 <= sample < self.num_samples:
@@ -129,16 +139,30 @@ class SampleIndex:
     def build_what_is_whole(
         cls, buffer: bytes | bytearray | memoryview, *, shard: str
     ) -> tuple[Self, tuple[Notice, ...]]:
-        """Do the same as `build`; of a damaged archive index the samples before the damage."""
+        """Do the same as `build`; of a damaged archive index the samples before the damage.
+
+        An archive without an end marker, whose last sample lacks a field that all others have, was
+        cut between two members.
+        """
+        shard_bytes = len(memoryview(buffer).cast("B"))
         try:
-            return cls.build(buffer, shard=shard)
+            index, seen = cls.build(buffer, shard=shard)
         except ShardError:
-            pass
+            is_cut = False
+        else:
+            is_cut = has_no_end(seen) and index.last_lacks_a_field
+            if not is_cut:
+                return index, seen
         notices = Notices()
         members = scan(buffer, shard=shard, notices=notices)
         grouped = UpToDamage(group(members, shard=shard, notices=notices))
-        index = cls.of_samples(grouped, shard_bytes=len(memoryview(buffer).cast("B")))
-        damage = None if grouped.error is None else Damage.of(grouped.error)
+        samples = list(grouped)
+        if is_cut:
+            damage = Damage(kind="truncated", offset=shard_bytes)
+            samples.pop()
+        else:
+            damage = Damage.of(grouped.error)
+        index = cls.of_samples(samples, shard_bytes=shard_bytes)
         return replace(index, damage=damage), notices.freeze()
 
     @classmethod

@@ -34,7 +34,7 @@ class Quarantine:
         self._file = -1
         self._owner = 0
         self._epoch = -1
-        self._written: set[tuple[int, int]] = set()  # pass and sample
+        self._written: set[int] = set()  # samples of the epoch
 
     def take(
         self,
@@ -50,10 +50,9 @@ class Quarantine:
             self._epoch = epoch
             self._written.clear()
         for fault in faults:
-            known = (fault.number, fault.index)
-            if fault.kind != REFUSED and known not in self._written:
+            if fault.kind != REFUSED and fault.index not in self._written:
                 self._append(_record(fault, epoch, names), rank, world_size)
-                self._written.add(known)
+                self._written.add(fault.index)
 
     def _append(self, record: dict[str, Any], rank: int, world_size: int) -> None:
         data = (json.dumps(record, separators=(",", ":")) + "\n").encode()

@@ -84,8 +84,6 @@ def open_catalog(
     catalog = Catalog(manifest=manifest, source=place)
     if keep_damaged:
         _log_damage(catalog)
-    elif may_index:
-        _refuse_damage(catalog)
     if manifest.num_shards <= MAX_CHECKED_SHARDS:
         check(catalog, keep_damaged=keep_damaged)
     return catalog
@@ -101,8 +99,8 @@ def _log_damage(catalog: Catalog) -> None:
         )
 
 
-def _refuse_damage(catalog: Catalog) -> None:
-    """Raise ShardError for a dataset that was indexed past damage."""
+def refuse_damage(catalog: Catalog) -> None:
+    """Raise ShardError for a dataset that was indexed past damage: who plans it needs no shard."""
     if not catalog.manifest.damage:
         return
     shard, damage = catalog.manifest.damage[0]

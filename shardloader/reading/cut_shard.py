@@ -13,13 +13,11 @@ import numpy as np
 
 from shardloader.errors import ShardError
 from shardloader.format.agreeing import holds_member
+from shardloader.format.damage import has_no_end
 from shardloader.format.index import SampleIndex
 from shardloader.reading.shard import Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shardloader.format.notices import Notice
     from shardloader.reading.extents import Layout
 
 
@@ -62,7 +60,7 @@ def cut_shard(data: memoryview, index: SampleIndex, *, name: str) -> CutShard | 
         found, notices = SampleIndex.build_what_is_whole(data, shard=name)
     except ShardError:
         return None
-    if found.damage is None and not _has_no_end(notices):
+    if found.damage is None and not has_no_end(notices):
         return None  # a whole archive, and a smaller one: another one
     num_whole = _alike(found, index)
     if num_whole == found.num_samples:  # the next one is held back where its end was not seen
@@ -79,10 +77,6 @@ def _is_there(index: SampleIndex, data: memoryview, sample: int) -> bool:
         and holds_member(index, data, sample, member)
         for member in range(*index.sample_starts[sample : sample + 2].tolist())
     )
-
-
-def _has_no_end(notices: Sequence[Notice]) -> bool:
-    return any(notice.kind == "missing_end_of_archive" for notice in notices)
 
 
 def _alike(found: SampleIndex, index: SampleIndex) -> int:

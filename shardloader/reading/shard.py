@@ -236,10 +236,13 @@ def _open_listed(catalog: Catalog, shard: int, *, keep_damaged: bool) -> Shard:
     expected = catalog.manifest.index_digests[shard]
     if not Path(index_path).exists():
         return _reindexed(path, index_path, expected, keep_damaged=keep_damaged)
-    opened = _opened_cut(path, index_path, expected) if keep_damaged else None
-    if opened is not None:
-        return opened
-    opened = Shard.open(path, index_path)
+    try:
+        opened = Shard.open(path, index_path)
+    except ManifestError:
+        cut = _opened_cut(path, index_path, expected) if keep_damaged else None
+        if cut is None:
+            raise
+        return cut
     if not opened.is_as_indexed():
         raise ManifestError(
             f"{path}: the shard does not hold what its index says, though it has the same size: it "
@@ -254,14 +257,11 @@ def _open_listed(catalog: Catalog, shard: int, *, keep_damaged: bool) -> Shard:
 
 
 def _opened_cut(path: str, index_path: str, expected: str) -> Shard | None:
-    """Open a shard that was cut since it was indexed; None if it is as long as it was."""
+    """Open a shard that was cut since it was indexed; None if it is another one."""
     from shardloader.reading.cut_shard import cut_shard
 
     index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
-    data = map_file(path)
-    if len(data) >= index.shard_bytes or index.digest != expected:
-        return None
-    return cut_shard(data, index, name=path)
+    return cut_shard(map_file(path), index, name=path) if index.digest == expected else None
 
 
 def _built(

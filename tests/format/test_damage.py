@@ -30,7 +30,11 @@ def test_of_a_cut_shard_no_member_reaches_past_the_cut(cut):
     whole = cut // 2048
     if cut % 2048 < 512 and index.damage:  # who knows whether the last one had more members
         whole = max(0, whole - 1)
-    assert index.num_samples in {whole, -(-cut // 2048)}
+    if cut % 2048 >= 1537:  # its last byte of data is there, and only padding is cut
+        whole += 1
+    if cut < 2048 and cut >= 512 + 20 and index.damage is None:  # one alone, of which nobody knows
+        whole = 1
+    assert index.num_samples == min(4, whole)
     assert (index.member_offsets + index.member_sizes <= cut).all()
     is_told = index.damage is not None or "missing_end_of_archive" in {n.kind for n in notices}
     assert is_told or cut > 4 * 2048

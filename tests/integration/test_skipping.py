@@ -462,3 +462,25 @@ def test_too_many_damaged_shards_stop_the_run_before_it_begins(tmp_path):
         next(iter(loader_of(folder, on_error="skip")))
     allowed = loader_of(folder, on_error=sl.Skip(max_share=0.3), batch_size=100)
     assert len(list(allowed)) == 12
+
+
+def test_a_shard_cut_between_two_members_gives_nothing_partial(tmp_path):
+    """The case allows either; by default its last sample is given, with a warning."""
+    case = json.loads((CASES / "cut_at_member_boundary.json").read_text())
+    shutil.copy(CASES / "cut_at_member_boundary.tar", tmp_path)
+    loader = loader_of(
+        tmp_path, decode=None, shuffle=False, on_error="skip", collate_fn=lambda each: {"s": each}
+    )
+    (strict,) = case["accept_also"]
+    assert [seen(batch["s"][0]) for batch in loader] == strict["samples"]
+    assert loader.stats().damaged_shards == {"truncated": 1}
+
+
+@pytest.mark.parametrize("name", ["no_end_of_archive", "cut_no_padding"])
+def test_a_missing_end_alone_takes_no_sample(tmp_path, name):
+    case = json.loads((CASES / f"{name}.json").read_text())
+    shutil.copy(CASES / f"{name}.tar", tmp_path)
+    loader = loader_of(
+        tmp_path, decode=None, shuffle=False, on_error="skip", collate_fn=lambda each: {"s": each}
+    )
+    assert [seen(batch["s"][0]) for batch in loader] == case["samples"]
