@@ -464,23 +464,26 @@ def test_too_many_damaged_shards_stop_the_run_before_it_begins(tmp_path):
     assert len(list(allowed)) == 12
 
 
-def test_a_shard_cut_between_two_members_gives_nothing_partial(tmp_path):
-    """The case allows either; by default its last sample is given, with a warning."""
-    case = json.loads((CASES / "cut_at_member_boundary.json").read_text())
-    shutil.copy(CASES / "cut_at_member_boundary.tar", tmp_path)
-    loader = loader_of(
-        tmp_path, decode=None, shuffle=False, on_error="skip", collate_fn=lambda each: {"s": each}
-    )
-    (strict,) = case["accept_also"]
+@pytest.mark.parametrize("name", ["cut_at_member_boundary", "cut_no_padding"])
+def test_a_shard_cut_between_two_members_gives_nothing_partial(tmp_path, name):
+    """The cases allow either; by default the last sample is given, with a warning."""
+    (strict,) = json.loads((CASES / f"{name}.json").read_text())["accept_also"]
+    loader = loader_of_case(tmp_path, name)
     assert [seen(batch["s"][0]) for batch in loader] == strict["samples"]
-    assert loader.stats().damaged_shards == {"truncated": 1}
+    assert loader.stats().damaged_shards == {strict["error"]["kind"]: 1}
+    with pytest.raises(sl.ShardError, match="damaged when it was indexed"):
+        list(loader_of(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["no_end_of_archive", "cut_no_padding"])
-def test_a_missing_end_alone_takes_no_sample(tmp_path, name):
-    case = json.loads((CASES / f"{name}.json").read_text())
-    shutil.copy(CASES / f"{name}.tar", tmp_path)
-    loader = loader_of(
-        tmp_path, decode=None, shuffle=False, on_error="skip", collate_fn=lambda each: {"s": each}
-    )
+def test_a_missing_end_alone_takes_no_sample(tmp_path):
+    case = json.loads((CASES / "no_end_of_archive.json").read_text())
+    loader = loader_of_case(tmp_path, "no_end_of_archive")
     assert [seen(batch["s"][0]) for batch in loader] == case["samples"]
+    assert loader.stats().damaged_shards == {}
+
+
+def loader_of_case(folder, name):
+    shutil.copy(CASES / f"{name}.tar", folder)
+    return loader_of(
+        folder, decode=None, shuffle=False, on_error="skip", collate_fn=lambda each: {"s": each}
+    )
