@@ -27,6 +27,7 @@ from tests.corpora import (
     raises_in_worker,
     valid_of,
 )
+from tests.shards import tar_bytes
 from tests.troubled import (
     FailAtSome,
     RefuseSome,
@@ -487,3 +488,52 @@ def loader_of_case(folder, name):
     return loader_of(
         folder, decode=None, shuffle=False, on_error="skip", collate_fn=lambda each: {"s": each}
     )
+
+
+def test_a_sample_without_a_field_that_was_asked_for_is_bad(tmp_path):
+    members = [("a.txt", b"1"), ("a.cls", b"1"), ("b.txt", b"2"), ("c.txt", b"3"), ("c.cls", b"3")]
+    (tmp_path / "x.tar").write_bytes(tar_bytes(members))
+    loader = loader_of(
+        tmp_path,
+        fields=("txt", "cls"),
+        on_error=ANY,
+        shuffle=False,
+        batch_size=3,
+        quarantine=tmp_path,
+    )
+    (batch,) = loader
+    assert batch["txt"] == ["1", "1", "3"]
+    assert batch["__valid__"].tolist() == [True, False, True]
+    assert loader.stats().bad["field"] == 1
+    (record,) = read(tmp_path)
+    assert (record["kind"], record["key"], record["offset"]) == ("field", "b", None)
+    assert "lacks ['cls']" in record["message"]
+
+
+def test_a_run_of_two_ranks_with_workers_is_taken_up_by_one_without(tmp_path):
+    source = troubled_corpus(COUNTS, BAD)
+    options = {"on_error": ANY, "transform": RefuseSome(REFUSED)}
+    before = loaders_of(source, 2, batch_size=3, num_workers=2, **options)
+    received = [batch for loader in before for batch in islice(loader, 2)]
+    resumed = loader_of(source, batch_size=5, **options)
+    resumed.load_state_dict(before[1].state_dict())
+    after = list(resumed)
+    assert Counter(valid_of(received + after)) == Counter(set(range(29)) - FAULTY)
+    assert resumed.stats().num_bad + sum(each.stats().num_bad for each in before) == len(BAD)
+
+
+def test_a_long_epoch_of_several_passes_lists_a_bad_sample_once(tmp_path):
+    source = troubled_corpus((5, 4), frozenset({2}))
+    loader = loader_of(source, on_error=ANY, steps_per_epoch=9, batch_size=3, quarantine=tmp_path)
+    list(loader)  # three passes
+    assert loader.stats().bad["decode"] == 3
+    assert [record["index"] for record in read(tmp_path)] == [2]
+
+
+def test_a_shard_that_is_back_is_read_in_the_next_epoch(tmp_path):
+    folder = write_troubled(tmp_path, (4, 4), ())
+    shutil.move(folder / "shard-0001.tar", folder / "away")
+    loader = loader_of(folder, on_error=ANY, batch_size=2)
+    assert Counter(valid_of(loader)) == Counter(range(4))
+    shutil.move(folder / "away", folder / "shard-0001.tar")
+    assert Counter(valid_of(loader)) == Counter(range(8))
