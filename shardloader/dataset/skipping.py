@@ -180,6 +180,7 @@ class Filler:
     """Reads the rows of one schedule whose samples have to be looked at one by one.
 
     skip: None to raise the first error; candidates: what may fill a row that has no good sample.
+    num_failed: slots that could not be given what they should hold, pads too.
     """
 
     def __init__(
@@ -192,6 +193,7 @@ class Filler:
         self._reader = reader
         self._skip = skip
         self._candidates = candidates
+        self.num_failed = 0
 
     def read(self, row: Row) -> Filled:
         """Read a row; raises the first error that is not to be skipped."""
@@ -237,6 +239,7 @@ class Filler:
         good = [slot for slot in slots if isinstance(slot, _Good)]
         if len(good) == len(slots):
             return Filled(row, [each.key for each in good], [each.sample for each in good], ())
+        self.num_failed += len(slots) - len(good)
         sources = good or [self._next_good(row, slots)]
         filled, num_filled = [], 0
         for slot in slots:
