@@ -6,7 +6,9 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 from collections import Counter
+from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -360,12 +362,23 @@ def test_a_long_stretch_of_bad_samples_is_filled_by_what_lies_behind_it(tmp_path
     assert valid_of(batches) == [0, 1, 2, 3, 604, 1204, 1205, 1206, 1207]
 
 
+@lru_cache(maxsize=1)
+def reads_compressed():
+    """Whether this release does: then the damaged compressed shards are tried too."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(CASES / "gz_plain.tar.gz", folder)
+        try:
+            return dataset_of([Path(folder, "gz_plain.tar.gz")]).num_samples > 0
+        except sl.ShardLoaderError:
+            return False
+
+
 def cases():
     found = []
     for path in sorted(CASES.glob("*.json")):
         case = json.loads(path.read_text())
         is_compressed = (CASES / case["files"][0]).read_bytes().startswith(COMPRESSED)
-        if case["error"] and not is_compressed:
+        if case["error"] and (not is_compressed or reads_compressed()):
             found.append(pytest.param(case, id=case["name"]))
     return found
 
@@ -394,11 +407,11 @@ def test_a_damaged_case_gives_exactly_its_samples_and_is_counted(tmp_path, case,
         )
 
     samples = [seen(batch["s"][0]) for batch in loader()]
-    assert samples in (
-        [case["samples"], case["samples"][:-1]]
-        if case["last_group_optional"]
-        else [case["samples"]]
-    )
+    whole = case["samples"]
+    expected = [whole, whole[:-1]] if case["last_group_optional"] else [whole]
+    if case["prefix_ok"]:
+        expected = [whole[:number] for number in range(len(whole) + 1)]
+    assert samples in expected
     again = loader()  # from what was remembered
     assert [seen(batch["s"][0]) for batch in again] == samples
     assert sum(again.stats().damaged_shards.values()) == 1
