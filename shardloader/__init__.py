@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardloader.dataset.shard_dataset import ShardDataset
+    from shardloader.dataset.skipping import Skip
     from shardloader.errors import (
         AgreementError,
         CheckpointError,
@@ -69,6 +70,7 @@ __all__ = [
     "ShardLoaderError",
     "ShardWriter",
     "Shuffle",
+    "Skip",
     "StaleIteratorError",
     "Topology",
     "TopologyError",
@@ -102,6 +104,7 @@ _HOMES = {
     "ShardLoaderError": _ERRORS,
     "ShardWriter": "shardloader.writing.writer",
     "Shuffle": "shardloader.order.window",
+    "Skip": "shardloader.dataset.skipping",
     "StaleIteratorError": _ERRORS,
     "Topology": "shardloader.order.topology",
     "TopologyError": _ERRORS,

@@ -90,7 +90,14 @@ class SampleError(DataError):
 
 
 class DecodeError(DataError):
-    """A field's bytes can't be decoded as its name says."""
+    """A field's bytes can't be decoded as its name says.
+
+    `field` and `offset`, the byte of the shard where its data begins, are for programs; the message
+    says them too.
+    """
+
+    field: str | None = None
+    offset: int | None = None
 
 
 class WorldError(ShardLoaderError):

@@ -86,6 +86,7 @@ LOADER_OPTIONS = (
     "accumulate",
     "batch_size",
     "decode_threads",
+    "quarantine",
     "global_batch",
     "num_workers",
     "collate_fn",

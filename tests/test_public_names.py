@@ -33,6 +33,7 @@ PUBLIC = {
     "ShardLoaderError",
     "ShardWriter",
     "Shuffle",
+    "Skip",
     "StaleIteratorError",
     "Topology",
     "TopologyError",

@@ -28,8 +28,9 @@ the manifest is enough, no shard is read. What an attempt read at or after the p
 attempt starts was rolled back with the model; it is superseded, and counts no more. Exit code 1
 if a sample is missing, was repeated as valid, is unknown or not where the plan has it, if a rank
 left no log, or if two epochs were read in the same order. What even="drop" leaves out or
-loader.skip skipped is no fault. With steps_per_epoch it counts passes over the data, the last of
-which need not be whole.
+loader.skip skipped is no fault, nor is a sample that was bad, under on_error="skip", or refused by
+the transform: it was come to, and it is counted. With steps_per_epoch it counts passes over the
+data, the last of which need not be whole.
 
 example:
   shardloader audit logs/ corpus/
@@ -39,6 +40,8 @@ example:
 """
 
 NUM_SHOWN = 10
+
+_KINDS: Final = {"bad": "were bad", "refused": "were refused by the transform"}
 
 # Kinds of fault whose numbers are samples, and what is said of them.
 _UNCOMPARED: Final = "rows were not compared with it: name the dataset too, shardloader audit"
@@ -131,8 +134,10 @@ def _epoch_document(history: History, epoch: EpochAudit) -> dict[str, Any]:
     return {
         "epoch": epoch.epoch,
         "steps": epoch.steps,
-        "samples": epoch.tally.samples,
+        "samples": epoch.num_given,
         "distinct": epoch.tally.distinct,
+        "bad": _counted(epoch.bad),
+        "refused": _counted(epoch.refused),
         "may_lack": epoch.may_lack,
         "skipped": epoch.skipped,
         "pads": epoch.tally.pads,
@@ -158,12 +163,22 @@ def _print(options: argparse.Namespace, history: History, faults: tuple[Fault, .
         )
     )
     report.print_line("")
-    columns = ("steps", "samples", "pads", "missing", "repeated", "unknown", "out of place")
+    columns = (
+        "steps",
+        "samples",
+        *_faulty(history),
+        "pads",
+        "missing",
+        "repeated",
+        "unknown",
+        "out of place",
+    )
     rows = [
         [
             str(each.epoch),
             report.number(each.steps),
-            report.number(each.tally.samples),
+            report.number(each.num_given),
+            *(report.number(getattr(each, name).size) for name in _faulty(history)),
             report.number(each.tally.pads),
             report.number(each.tally.missing.size),
             report.number(each.tally.repeated.size),
@@ -181,6 +196,13 @@ def _print(options: argparse.Namespace, history: History, faults: tuple[Fault, .
         report.print_line("(if the last epoch is still being read: --unfinished)")
     if not faults:
         report.print_line(_verdict(options, history))
+
+
+def _faulty(history: History) -> tuple[str, ...]:
+    """The kinds of samples that some epoch came to and did not give: columns of the table."""
+    return tuple(
+        kind for kind in _KINDS if any(getattr(each, kind).size for each in history.epochs)
+    )
 
 
 def _plan(options: argparse.Namespace, history: History) -> str:
@@ -205,6 +227,17 @@ def _orders(history: History) -> str:
 
 
 def _verdict(options: argparse.Namespace, history: History) -> str:
+    text = _exactness(options, history)
+    counts = {kind: sum(getattr(each, kind).size for each in history.epochs) for kind in _KINDS}
+    told = [f"{counts[kind]:,} {words}" for kind, words in _KINDS.items() if counts[kind]]
+    return (
+        f"{text}; of them {' and '.join(told)}, and others in their slots, invalid"
+        if told
+        else text
+    )
+
+
+def _exactness(options: argparse.Namespace, history: History) -> str:
     in_place = ", in its place" if history.is_compared else ""
     to_come = history.epochs[-1].tally.missing.size if history.epochs else 0
     if options.unfinished and to_come:

@@ -125,9 +125,9 @@ def _index(place: Source, name: str) -> SampleIndex:
 
 def _manifest_of_indexes(place: Source, names: tuple[str, ...]) -> Manifest:
     """Join the indexes of shards that have no manifest."""
-    sizes, counts, digests = [], [], []
+    sizes, counts, digests, damage = [], [], [], []
     with report.progress(len(names), unit="index", what="reading") as bar:
-        for name in names:
+        for number, name in enumerate(names):
             index = _index(place, name)
             shard_bytes = Path(place.shard_path(name)).stat().st_size
             if index.file_bytes != shard_bytes:
@@ -139,12 +139,15 @@ def _manifest_of_indexes(place: Source, names: tuple[str, ...]) -> Manifest:
             sizes.append(index.file_bytes)
             counts.append(index.num_samples)
             digests.append(index.digest)
+            if index.damage is not None:
+                damage.append((number, index.damage))
             bar.update()
     return Manifest(
         names=names,
         sizes=np.array(sizes, dtype=np.int64),
         counts=np.array(counts, dtype=np.int64),
         index_digests=tuple(digests),
+        damage=tuple(damage),
     )
 
 
@@ -160,6 +163,7 @@ def _about(
         "bytes": None,
         "digest": None,
         "samples_a_shard": None,
+        "damaged": None,
     }
     if manifest is None:
         document["bytes"] = sum(Path(place.shard_path(name)).stat().st_size for name in names)
@@ -171,6 +175,10 @@ def _about(
         "bytes": int(manifest.sizes.sum()),
         "digest": manifest.digest,
         "samples_a_shard": spread.to_json(),
+        "damaged": [
+            {"shard": manifest.names[number], "kind": damage.kind, "offset": damage.offset}
+            for number, damage in manifest.damage
+        ],
     }
 
 
@@ -213,6 +221,7 @@ def _print(document: dict[str, Any]) -> None:
             ),
             ("manifest", report.printable(document["manifest"] or "none")),
             ("indexes", _of_all(document["indexes"], document["shards"])),
+            *([("damaged", _damaged(document["damaged"]))] if document["damaged"] else []),
             ("example keys", ", ".join(map(report.printable, document["example_keys"])) or "none"),
         )
     )
@@ -231,6 +240,14 @@ def _print(document: dict[str, Any]) -> None:
             for each in document["fields"]
         ]
         report.print_table(["field", "samples", "least", "mean", "most"], rows, indent=2)
+
+
+def _damaged(listed: list[dict[str, Any]]) -> str:
+    some = [f"{each['shard']} ({each['kind']} at byte {each['offset']})" for each in listed]
+    return (
+        f"{report.plural(len(listed), 'shard')}, indexed for on_error='skip' up to the damage: "
+        f"{report.some(list(map(report.printable, some[: report.SOME])), len(listed))}"
+    )
 
 
 def _of_all(present: int, shards: int) -> str:

@@ -19,7 +19,9 @@ import torch
 from shardloader.dataset.collate import collate, join_field, stack
 from shardloader.dataset.recipe import GROUP_VALID, META
 from shardloader.dataset.samples import Columns
+from shardloader.dataset.skipping import Carrier, Filler
 from shardloader.errors import UsageError
+from shardloader.order.substitutes import candidates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from shardloader.dataset.recipe import Collate
     from shardloader.dataset.samples import SampleReader
+    from shardloader.dataset.skipping import Filled, Skip
     from shardloader.order.schedule import Schedule, StepSamples
     from shardloader.reading.extents import Extents
 
@@ -122,24 +125,33 @@ def rows(
 class BatchMaker:
     """Reads rows and joins them to batches.
 
+    rank: of `schedule`, whose rows they are; skip: None where a bad sample stops the run;
     is_grouped: whether batches carry `__group_valid__`; reads_together: whether several small
-    batches may be read at once, whose arrays then are views of one.
+    batches may be read at once, whose arrays then are views of one. A batch in which samples were
+    bad or refused comes in a Carrier.
     """
 
     def __init__(
         self,
         reader: SampleReader,
         *,
+        schedule: Schedule,
+        rank: int,
+        skip: Skip | None,
         collate_fn: Collate | None,
         meta: str,
-        world_size: int,
         is_grouped: bool = False,
         reads_together: bool = False,
     ) -> None:
         self._reader = reader
         self._collate = collate_fn
         self._meta = META[meta] if is_grouped else tuple(n for n in META[meta] if n != GROUP_VALID)
-        self._world_size = world_size
+        self._world_size = schedule.dealing.world_size
+        self._skips = skip is not None
+        reader.forget()
+        self._filler = Filler(
+            reader, skip=skip, candidates=lambda row: candidates(schedule, rank, row.step)
+        )
         self._reads_together = reads_together
         self._to_locate = FIRST_TO_LOCATE  # samples; the next time by their size
         self._has_wondered = False
@@ -171,13 +183,18 @@ class BatchMaker:
             for start in range(0, stop - first, together):
                 of = slice(first + start, min(first + start + together, stop))
                 group = list(islice(rows, of.stop - of.start))
+                if located is None and self._skips:  # one bad shard is not the affair of all rows
+                    yield self._alone(group[0])
+                    continue
                 index, valid = read.index[of], read.valid[of]
                 yield RowGroup(group, index, valid, located, start * batch_size, batch_size)
             first = stop
         for row in rows:  # a shorter one, under "join"
-            located = self._reader.locate(row.shard, row.sample)
-            index, valid = row.index[None], row.valid[None]
-            yield RowGroup([row], index, valid, located, 0, len(row.shard))
+            yield self._alone(row)
+
+    def _alone(self, row: Row) -> RowGroup:
+        located = self._reader.locate(row.shard, row.sample)
+        return RowGroup([row], row.index[None], row.valid[None], located, 0, len(row.shard))
 
     def read(self, group: RowGroup) -> Columns | Exception | None:
         """Read and decode a group by columns; any thread may do it.
@@ -203,8 +220,10 @@ class BatchMaker:
     def join(self, group: RowGroup, columns: Columns | Exception | None) -> Iterator[Any]:
         """The batches of a group that was read: transform and collate_fn are called here."""
         if not isinstance(columns, Columns):
+            before = self._filler.num_failed
             yield from map(self._one_by_one, group.rows)
-            self._wonder_at(columns)
+            if self._filler.num_failed == before:
+                self._wonder_at(columns)
             return
         size, together = group.batch_size, self._joins_columns
         names: list[str] = []
@@ -217,8 +236,7 @@ class BatchMaker:
             parts.append(_parts(joined, size, len(group.rows)))
         slots = zip(_rows_of(group.index), _rows_of(group.valid), strict=True)
         for row, of, keys, *values in zip(group.rows, slots, *parts, strict=True):
-            batch = self._joined(row, keys, dict(zip(names, values, strict=True)))
-            yield self._with_entries(row, keys, batch, of)
+            yield self._joined(row, keys, dict(zip(names, values, strict=True)), of)
 
     def is_slow(self, group: RowGroup) -> bool:
         """Whether decoding costs more than handing over between threads."""
@@ -249,40 +267,43 @@ class BatchMaker:
     def samples(self, block: RowBlock) -> Iterator[Any]:
         """The samples of rows of one, each with its own `__key__`, `__index__` and `__valid__`."""
         for row in block.rows():
-            key, sample = self._read_one(row, 0)
+            read = self._filler.read(row)
             entries = {
-                "__key__": key,
-                "__index__": int(row.index[0]),
-                "__valid__": bool(row.valid[0]),
+                "__key__": read.keys[0],
+                "__index__": int(read.row.index[0]),
+                "__valid__": bool(read.row.valid[0]),
             }
-            yield {**sample, **{name: entries[name] for name in self._meta if name in entries}}
+            own = {name: entries[name] for name in self._meta if name in entries}
+            sample = {**read.samples[0], **own}
+            yield Carrier(sample, read.faults) if read.faults else sample
 
     def _one_by_one(self, row: Row) -> Any:
         """The batch of a row whose samples differ in their fields, or one of which is bad."""
-        keys, samples = [], []
-        for at in range(len(row.shard)):
-            key, sample = self._read_one(row, at)
-            keys.append(key)
-            samples.append(sample)
+        return self._filled(self._filler.read(row))
+
+    def _filled(self, filled: Filled) -> Any:
+        """The batch of a row whose samples were looked at one by one."""
+        row = filled.row
         of = torch.from_numpy(row.index.copy()), torch.from_numpy(row.valid.copy())
+        batch = (self._collate or collate)(filled.samples)
+        batch = self._with_entries(row, filled.keys, batch, of)
+        return Carrier(batch, filled.faults) if filled.faults else batch
+
+    def _joined(
+        self, row: Row, keys: list[str], fields: dict[str, Any], of: tuple[Tensor, Tensor]
+    ) -> Any:
+        """The batch of a row that was read by columns."""
+        if self._joins_columns:
+            batch: Any = {
+                name: join_field(name, values) if isinstance(values, list) else values
+                for name, values in fields.items()
+            }
+            return self._with_entries(row, keys, batch, of)
+        failed: dict[int, Exception] = {}
+        samples = self._reader.transformed(row, keys, fields, failed)
+        if failed:
+            return self._filled(self._filler.fill(row, keys, samples, failed))
         return self._with_entries(row, keys, (self._collate or collate)(samples), of)
-
-    def _joined(self, row: Row, keys: list[str], fields: dict[str, Any]) -> Any:
-        """What a row's samples become, which were read by columns."""
-        if not self._joins_columns:
-            return (self._collate or collate)(self._reader.transformed(row, keys, fields))
-        return {
-            name: join_field(name, values) if isinstance(values, list) else values
-            for name, values in fields.items()
-        }
-
-    def _read_one(self, row: Row, at: int) -> tuple[str, Mapping[str, Any]]:
-        return self._reader.read(
-            shard=int(row.shard[at]),
-            sample=int(row.sample[at]),
-            index=int(row.index[at]),
-            number=int(row.passes[at]),
-        )
 
     def _with_entries(
         self, row: Row, keys: list[str], batch: Any, of: tuple[Tensor, Tensor]

@@ -21,6 +21,7 @@ from shardloader.order.topology import Topology
 from shardloader.reading.cache import Cache
 
 if TYPE_CHECKING:
+    from shardloader.dataset.skipping import Skip
     from shardloader.dataset.transform import Transform
     from shardloader.order.window import Shuffle
     from shardloader.reading.catalog import Catalog
@@ -41,7 +42,8 @@ META: Final = {
 class Options:
     """What was asked for, each as it is used. See `ShardDataset` for the meanings.
 
-    fields: None for all of them; batch_size: None for samples. Raises UsageError for options that
+    fields: None for all of them; skip: None where a bad sample stops the run; batch_size: None for
+    samples. Raises UsageError for options that
     make no sense, before anything is opened.
     """
 
@@ -53,6 +55,7 @@ class Options:
     transform: Transform | None
     reseed: bool
     even: str
+    skip: Skip | None
     topology: Topology | None
     grid: Grid | None
     steps_per_epoch: int | None
@@ -118,15 +121,6 @@ class Recipe:
             window=self.options.window,
             steps_per_epoch=self.options.steps_per_epoch,
             global_batch=global_batch,
-        )
-
-
-def checked_on_error(on_error: Any) -> None:
-    """Refuse what this release does not do yet; raises UsageError."""
-    if on_error != "raise":
-        raise UsageError(
-            f"on_error= takes 'raise' in this release, and was {on_error!r}: bad samples stop the "
-            "run with their shard, key, field and offset"
         )
 
 

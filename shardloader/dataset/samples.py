@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from shardloader.dataset.collate import rows_of
+from shardloader.dataset.skipping import RefusedSampleError, loading_kind, transform_kind
 from shardloader.dataset.transform import Transformer
 from shardloader.errors import DecodeError, SampleError, ShardLoaderError
 from shardloader.reading.columns import Spans, column_of, is_quick
@@ -48,9 +49,12 @@ class SampleReader:
     """Reads samples of one dataset in one process; holds a bounded number of open shards."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self._pool = ShardPool(recipe.catalog)
+        self._pool = ShardPool(recipe.catalog, keep_damaged=recipe.options.skip is not None)
         self._shards_at_once = max(2, files_to_keep_open() // SHARE_OF_A_THREAD)
         options = recipe.options
+        self._skip = options.skip
+        self._broken: dict[int, ShardLoaderError] = {}  # shards that can't be opened
+        self._whole: dict[int, int] = {}  # whole samples of shards that were cut
         self._wanted = options.fields
         self._decode = options.decode.decode
         self._decoder = options.decode.decoder
@@ -65,12 +69,55 @@ class SampleReader:
         shard, sample: numbers in the manifest and the shard; index: the sample's number in the
         dataset; number: the pass over the data, which keys its augmentation. Raises ShardError,
         ManifestError, DecodeError or SampleError, each naming the place; what a transform raises
-        gets a note that does.
+        gets a note that does. A sample that the transform refuses is a SampleError too.
         """
-        opened = self._pool[shard]
+        key, decoded = self.load(shard, sample)
+        return key, self.transform(decoded, shard, number=number, index=index)
+
+    def load(self, shard: int, sample: int) -> tuple[str, dict[str, Any]]:
+        """The key and the decoded sample; raises as `read` does."""
+        opened = self._opened(shard)
         key = opened.key(sample)
-        decoded: dict[str, Any] = {"__key__": key, **self._decoded(opened, sample, key)}
-        return key, self._transformed(decoded, shard, number=number, index=index)
+        return key, {"__key__": key, **self._decoded(opened, sample, key)}
+
+    def key(self, shard: int, sample: int) -> str | None:
+        """The key of a sample; None if its shard can't be opened."""
+        return None if shard in self._broken else self._opened(shard).key(sample)
+
+    def forgives(self, error: Exception) -> bool:
+        """Whether an error of the transform lets the batch go on without its sample."""
+        if self._skip is None:
+            return isinstance(error, RefusedSampleError)
+        return transform_kind(error) is not None
+
+    def is_known_bad(self, shard: int, sample: int) -> bool:
+        """Whether a sample lies in a shard that could not be opened, or in what was cut off."""
+        return shard in self._broken or sample >= self._whole.get(shard, sample + 1)
+
+    def broken_shards(self) -> list[int]:
+        """The shards that could not be opened."""
+        return list(self._broken)
+
+    def forget(self) -> None:
+        """Try again to open the shards that could not be."""
+        self._broken.clear()
+        self._whole.clear()
+
+    def _opened(self, shard: int) -> Shard:
+        if self._skip is None:
+            return self._pool[shard]
+        known = self._broken.get(shard)  # to find out again costs as much as a sound shard
+        if known is not None:
+            raise known.with_traceback(None)  # else it grows by a frame each time
+        try:
+            opened = self._pool[shard]
+        except ShardLoaderError as error:
+            if loading_kind(error) is not None:
+                self._broken[shard] = error
+            raise
+        if opened.num_whole < opened.num_samples:
+            self._whole[shard] = opened.num_whole
+        return opened
 
     @property
     def transforms(self) -> bool:
@@ -86,6 +133,8 @@ class SampleReader:
 
         Nor where a shard can't be opened: reading them one by one says so when its turn comes.
         """
+        if self._broken and np.isin(shard, list(self._broken)).any():
+            return None
         try:
             return locate(self._pool, shard, sample, self._wanted)
         except ShardLoaderError:
@@ -145,9 +194,12 @@ class SampleReader:
         return Columns(keys.tolist(), columns)
 
     def transformed(
-        self, row: Row, keys: list[str], columns: dict[str, Any]
+        self, row: Row, keys: list[str], columns: dict[str, Any], failed: dict[int, Exception]
     ) -> list[Mapping[str, Any]]:
-        """The samples of a row that was read by columns, each transformed."""
+        """The samples of a row that was read by columns, each transformed.
+
+        Takes into `failed`, by slot, what the transform raised and is forgiven.
+        """
         rows = [_rows(values) for values in columns.values()]
         names = ("__key__", *columns)
         samples: list[Mapping[str, Any]] = []
@@ -159,12 +211,19 @@ class SampleReader:
             strict=True,
         ):
             sample = dict(zip(names, values, strict=True))
-            samples.append(self._transformed(sample, shard, number=number, index=index))
+            try:
+                samples.append(self.transform(sample, shard, number=number, index=index))
+            except Exception as error:
+                if not self.forgives(error):
+                    raise
+                failed[len(samples)] = error
+                samples.append({})
         return samples
 
-    def _transformed(
+    def transform(
         self, sample: dict[str, Any], shard: int, *, number: int, index: int
     ) -> Mapping[str, Any]:
+        """The transformed sample; what the transform raises gets a note of its place."""
         key = sample["__key__"]
         try:
             return self._transformer(sample, number=number, index=index)
@@ -197,7 +256,9 @@ class SampleReader:
                 decoded[field] = self._decode(field, data)
             except DecodeError as error:
                 offset = shard.offset(sample, field)
-                raise located(error, shard=shard.name, key=key, offset=offset) from error
+                told = located(error, shard=shard.name, key=key, offset=offset)
+                told.field, told.offset = field, offset
+                raise told from error
         return decoded
 
     def close(self) -> None:

@@ -23,9 +23,9 @@ from shardloader.dataset.recipe import (
     Options,
     Recipe,
     checked_fields,
-    checked_on_error,
 )
 from shardloader.dataset.samples import SampleReader
+from shardloader.dataset.skipping import Carrier, Watch, check_damage, checked_on_error
 from shardloader.dataset.torch_fields import TORCH_DECODERS
 from shardloader.distributed.resolve import resolve_topology
 from shardloader.errors import CheckpointError, TopologyError, UsageError
@@ -34,7 +34,7 @@ from shardloader.order.grid import default_grid
 from shardloader.order.integers import checked
 from shardloader.order.schedule import Schedule
 from shardloader.order.window import Shuffle
-from shardloader.reading.catalog import open_catalog
+from shardloader.reading.catalog import open_catalog, refuse_damage
 from shardloader.reading.decode import resolve
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from shardloader.dataset.batches import RowBlock
     from shardloader.dataset.recipe import Collate, Source
+    from shardloader.dataset.skipping import Skip
     from shardloader.dataset.transform import Transform
     from shardloader.format.manifest import Manifest
     from shardloader.order.grid import Grid
@@ -59,11 +60,12 @@ class ShardDataset(IterableDataset[Any]):
     `Shuffle(window=)` or False. fields: which fields are read (None: all). decode: "default", a
     mapping of fields to decoders (callables, `Jpeg`, `Png`, `RawArray`, or names: "text", "json",
     "int", "npy", "jpeg", "png", "rgb", "mask", "torch", "bytes"), or None for raw bytes.
-    transform: a function from sample to sample, both mappings; if it takes `rng` it gets a numpy
-    generator keyed by seed, epoch and sample. reseed: seed the global generators of random, numpy
-    and torch before each sample instead, in worker processes. even: "pad", "drop" or "join", what
-    the epoch's last step is. on_error: "raise". topology, grid: see `Topology` and `Grid`; by
-    default the process's own.
+    transform: a function from sample to sample, both mappings, or to None, which refuses it; if it
+    takes `rng` it gets a numpy generator keyed by seed, epoch and sample. reseed: seed the global
+    generators of random, numpy and torch before each sample instead, in worker processes. even:
+    "pad", "drop" or "join", what the epoch's last step is. on_error: "raise" stops at a bad sample;
+    "skip", or a `Skip` with limits of its own, fills its slot with another sample and marks it
+    invalid. topology, grid: see `Topology` and `Grid`; by default the process's own.
     steps_per_epoch: an epoch of fixed length over an endless order. index_dir: where indexes lie
     if not beside the shards. cache: a `Cache`, where compressed shards are unpacked; by default
     ~/.cache/shardloader, of at most 50 GB.
@@ -89,7 +91,7 @@ class ShardDataset(IterableDataset[Any]):
         transform: Transform | None = None,
         reseed: bool = False,
         even: str = "pad",
-        on_error: str = "raise",
+        on_error: str | Skip = "raise",
         topology: Topology | None = None,
         grid: Grid | None = None,
         steps_per_epoch: int | None = None,
@@ -100,7 +102,6 @@ class ShardDataset(IterableDataset[Any]):
         meta: str = "all",
     ) -> None:
         super().__init__()
-        checked_on_error(on_error)
         self.options = Options(
             source=source,
             seed=seed,
@@ -110,6 +111,7 @@ class ShardDataset(IterableDataset[Any]):
             transform=transform,
             reseed=reseed,
             even=even,
+            skip=checked_on_error(on_error),
             topology=topology,
             grid=grid,
             steps_per_epoch=steps_per_epoch,
@@ -134,7 +136,16 @@ class ShardDataset(IterableDataset[Any]):
         """The options with the opened catalog; opens it at the first call."""
         if self._recipe is None:
             options = self.options
-            catalog = open_catalog(options.source, index_dir=options.index_dir, cache=options.cache)
+            catalog = open_catalog(
+                options.source,
+                index_dir=options.index_dir,
+                cache=options.cache,
+                keep_damaged=options.skip is not None,
+            )
+            if options.skip is None:
+                refuse_damage(catalog)
+            else:
+                check_damage(options.skip, catalog.manifest)
             self._recipe = Recipe(options=options, catalog=catalog)
         return self._recipe
 
@@ -182,12 +193,17 @@ class ShardDataset(IterableDataset[Any]):
         options, one = self.options, self.options.batch_size is None
         maker = BatchMaker(
             self._reader,
+            schedule=running.schedule,
+            rank=running.reading_rank,
+            skip=options.skip,
             collate_fn=options.collate_fn,
             meta=options.meta,
-            world_size=running.world_size,
         )
+        watch = Watch(options.skip, self.manifest.names)
         for block in running.row_blocks():
-            for item in maker.samples(block) if one else maker.batches(block):
+            for carried in maker.samples(block) if one else maker.batches(block):
+                item, faults = carried if type(carried) is Carrier else (carried, ())
+                watch.take(options.batch_size or 1, faults)
                 running.taken += 1
                 yield item
 
@@ -281,6 +297,7 @@ class _Running:
         self._recipe = recipe
         self._rank = topology.rank
         self._worker = worker
+        self._made: Schedule | None = None
 
     @property
     def _reader(self) -> tuple[int, int, int]:
@@ -292,6 +309,18 @@ class _Running:
         if self.batch_size is None:
             return self._rank * self.num_workers + self._worker, 0, 1
         return self._rank, self._worker, self.num_workers
+
+    @property
+    def reading_rank(self) -> int:
+        """The rank of the schedule that this worker reads for."""
+        return self._reader[0]
+
+    @property
+    def schedule(self) -> Schedule:
+        """What all readers read of the epoch."""
+        if self._made is None:
+            self._made = self._schedule()
+        return self._made
 
     def _schedule(self) -> Schedule:
         readers = self.world_size * (self.num_workers if self.batch_size is None else 1)
@@ -308,13 +337,13 @@ class _Running:
     def num_items(self) -> int:
         """Items of the whole pass."""
         rank, worker, num_workers = self._reader
-        return len(range(worker, self._schedule().dealing.num_batches(rank), num_workers))
+        return len(range(worker, self.schedule.dealing.num_batches(rank), num_workers))
 
     def row_blocks(self) -> Iterator[RowBlock]:
         """The rows that are left after `taken`."""
         rank, worker, num_workers = self._reader
         return row_blocks(
-            self._schedule(), rank, worker=worker, num_workers=num_workers, skip=self.taken
+            self.schedule, rank, worker=worker, num_workers=num_workers, skip=self.taken
         )
 
     def state(self) -> _WorkerState:

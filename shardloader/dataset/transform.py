@@ -4,7 +4,7 @@ A transform that takes a parameter `rng` gets a numpy generator keyed by (seed, 
 pass over the data is an epoch, unless `steps_per_epoch` says otherwise.
 With `reseed=True` the global generators of random, numpy and torch are seeded with the same key
 before each sample instead, in worker processes only. Either way augmentations are the same after
-a resume and in any topology.
+a resume and in any topology. A transform that returns None refuses its sample.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from shardloader.dataset.skipping import RefusedSampleError
 from shardloader.errors import UsageError
 from shardloader.order.permutation import sample_bits
 
-Transform = Callable[..., Mapping[str, Any]]
+Transform = Callable[..., Mapping[str, Any] | None]
 
 
 def takes_rng(transform: Transform | None) -> bool:
@@ -48,7 +49,11 @@ class Transformer:
         return self._transform is not None
 
     def __call__(self, sample: dict[str, Any], *, number: int, index: int) -> Mapping[str, Any]:
-        """The transformed sample; raises UsageError if the transform returns no mapping."""
+        """The transformed sample.
+
+        Raises RefusedSampleError if the transform returns None, and UsageError for any other value
+        that is no mapping.
+        """
         if self._transform is None:
             return sample
         if self._reseed:
@@ -58,10 +63,12 @@ class Transformer:
             result = self._transform(sample, rng=rng)
         else:
             result = self._transform(sample)
+        if result is None:
+            raise RefusedSampleError("transform= returned None, which refuses the sample")
         if not isinstance(result, Mapping):
             raise UsageError(
-                "a transform returns the sample as a mapping, and this one returned "
-                f"{'None' if result is None else 'a ' + type(result).__name__}"
+                "a transform returns the sample as a mapping, or None to refuse it, and this one "
+                f"returned a {type(result).__name__}"
             )
         return result
 

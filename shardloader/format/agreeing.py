@@ -27,7 +27,7 @@ def seems_to_be_of(index: SampleIndex, data: memoryview) -> bool:
     if index.num_samples == 0:
         return True
     last = index.num_samples - 1
-    return _holds(index, data, 0, int(index.sample_starts[0])) and _holds(
+    return holds_member(index, data, 0, int(index.sample_starts[0])) and holds_member(
         index, data, last, int(index.sample_starts[last + 1]) - 1
     )
 
@@ -37,7 +37,7 @@ def begins_like(index: SampleIndex, beginning: memoryview) -> bool:
 
     beginning: as many of the tar's bytes as `end_of_first_header` asks for.
     """
-    return index.num_samples == 0 or _holds(index, beginning, 0, 0)
+    return index.num_samples == 0 or holds_member(index, beginning, 0, 0)
 
 
 def end_of_first_header(index: SampleIndex) -> int:
@@ -45,7 +45,8 @@ def end_of_first_header(index: SampleIndex) -> int:
     return int(index.member_offsets[0]) if index.num_samples else 0
 
 
-def _holds(index: SampleIndex, data: memoryview, sample: int, member: int) -> bool:
+def holds_member(index: SampleIndex, data: memoryview, sample: int, member: int) -> bool:
+    """Whether the header in front of a member is where `index` says, and names it."""
     start = int(index.member_offsets[member]) - BLOCK_BYTES
     if start < 0:
         return False

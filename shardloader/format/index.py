@@ -10,7 +10,7 @@ dataset's identity.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -19,7 +19,8 @@ import safetensors.numpy
 import xxhash
 from numpy.typing import NDArray
 
-from shardloader.errors import IndexFileError
+from shardloader.errors import IndexFileError, ShardError
+from shardloader.format.damage import Damage, UpToDamage, has_no_end
 from shardloader.format.notices import Notice, Notices
 from shardloader.format.ordinary import index_columns
 from shardloader.format.samples import GroupedSample, group
@@ -54,7 +55,8 @@ class SampleIndex:
     compressed, None where the file is the tar. `fields` holds the distinct field names, sorted by
     their UTF-8 bytes. int64: `sample_starts` and `key_starts` [n + 1], `member_offsets` (where a
     member's data begins in the tar) and `member_sizes` [m]; uint32: `member_fields` [m], indices
-    into `fields`; uint8: `key_bytes` [k], UTF-8 with surrogateescape.
+    into `fields`; uint8: `key_bytes` [k], UTF-8 with surrogateescape. `damage`: where the shard was
+    cut, of which then only what lies before is indexed.
     """
 
     shard_bytes: int
@@ -66,6 +68,7 @@ class SampleIndex:
     key_starts: Int64Array
     key_bytes: NDArray[np.uint8]
     compressed_bytes: int | None = None
+    damage: Damage | None = None
 
     @property
     def file_bytes(self) -> int:
@@ -81,6 +84,16 @@ class SampleIndex:
     def num_members(self) -> int:
         """How many members the samples have together."""
         return len(self.member_offsets)
+
+    @property
+    def last_lacks_a_field(self) -> bool:
+        """Whether the last sample has not all the fields that every other one has."""
+        if self.num_samples < 2:
+            return False
+        start = int(self.sample_starts[-2])
+        times = np.bincount(self.member_fields[:start], minlength=len(self.fields))
+        common = np.flatnonzero(times == self.num_samples - 1)
+        return not np.isin(common, self.member_fields[start:]).all()
 
     def key(self, sample: int) -> str:
         """Give the key of a sample, numbered from 0. Raises IndexError outside the shard."""
@@ -132,6 +145,36 @@ class SampleIndex:
         return index, notices.freeze()
 
     @classmethod
+    def build_what_is_whole(
+        cls, buffer: bytes | bytearray | memoryview, *, shard: str
+    ) -> tuple[Self, tuple[Notice, ...]]:
+        """Do the same as `build`; of a damaged archive index the samples before the damage.
+
+        An archive without an end marker, whose last sample lacks a field that all others have, was
+        cut between two members.
+        """
+        shard_bytes = len(memoryview(buffer).cast("B"))
+        try:
+            index, seen = cls.build(buffer, shard=shard)
+        except ShardError:
+            is_cut = False
+        else:
+            is_cut = has_no_end(seen) and index.last_lacks_a_field
+            if not is_cut:
+                return index, seen
+        notices = Notices()
+        members = scan(buffer, shard=shard, notices=notices)
+        grouped = UpToDamage(group(members, shard=shard, notices=notices))
+        samples = list(grouped)
+        if is_cut:
+            damage = Damage(kind="truncated", offset=shard_bytes)
+            samples.pop()
+        else:
+            damage = Damage.of(grouped.error)
+        index = cls.of_samples(samples, shard_bytes=shard_bytes)
+        return replace(index, damage=damage), notices.freeze()
+
+    @classmethod
     def of_samples(
         cls,
         samples: Iterable[GroupedSample | tuple[str, Sequence[tuple[str, int, int]]]],
@@ -171,9 +214,15 @@ class SampleIndex:
 
     def to_bytes(self) -> bytes:
         """Give the index file: always the same bytes for the same index."""
-        about = {"version": VERSION, "shard_bytes": self.shard_bytes, "fields": self.fields}
+        about: dict[str, Any] = {
+            "version": VERSION,
+            "shard_bytes": self.shard_bytes,
+            "fields": self.fields,
+        }
         if self.compressed_bytes is not None:
             about["compressed_bytes"] = self.compressed_bytes
+        if self.damage is not None:
+            about["damage"] = self.damage.to_list()
         # One entry alone: the library writes several in no particular order.
         metadata = {FORMAT: json.dumps(about, separators=(",", ":"))}
         tensors = {name: np.ascontiguousarray(getattr(self, name)) for name in _TENSORS}
@@ -188,10 +237,8 @@ class SampleIndex:
         """
         view = memoryview(buffer).cast("B").toreadonly()
         arrays, metadata = read_tensors(view, _TENSORS, name=name)
-        shard_bytes, compressed_bytes, fields = _about(metadata, name)
-        index = cls(
-            shard_bytes=shard_bytes, compressed_bytes=compressed_bytes, fields=fields, **arrays
-        )
+        columns: dict[str, Any] = {**_about(metadata, name), **arrays}
+        index = cls(**columns)
         _check(index, name)
         return index
 
@@ -215,8 +262,8 @@ def _digest(index: SampleIndex) -> str:
     return digest
 
 
-def _about(metadata: dict[str, Any], name: str) -> tuple[int, int | None, tuple[str, ...]]:
-    """Read the metadata: the shard's size, packed as well, and the field names."""
+def _about(metadata: dict[str, Any], name: str) -> dict[str, Any]:
+    """Read the metadata: what an index says besides its arrays."""
     if FORMAT not in metadata:
         raise _refusal(name, f"it is a safetensors file without the mark {FORMAT!r}")
     try:
@@ -236,13 +283,19 @@ def _about(metadata: dict[str, Any], name: str) -> tuple[int, int | None, tuple[
             and type(fields) is list
         )
         encoded = [_utf8(field) for field in fields] if sound else []
+        damage = Damage.from_list(about["damage"]) if "damage" in about else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _refusal(name, f"its metadata can't be read ({error!r})") from None
     if not sound:
         raise _refusal(name, "its metadata should hold the shard's size and a list of fields")
     if any(left >= right for left, right in pairwise(encoded)):
         raise _refusal(name, "its field names should be distinct and sorted")
-    return shard_bytes, compressed_bytes, tuple(fields)
+    return {
+        "shard_bytes": shard_bytes,
+        "compressed_bytes": compressed_bytes,
+        "fields": tuple(fields),
+        "damage": damage,
+    }
 
 
 def _is_size(value: Any) -> bool:

@@ -12,6 +12,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardloader.errors import ManifestError
+from shardloader.format.damage import Damage
 from shardloader.format.strict_json import strict_json
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ class Manifest:
     `names` are paths relative to the dataset's folder, with `/` between components; `sizes` the
     tar files' bytes and `counts` their samples, int64 [n]; the digests are 32 hex digits of
     xxh3-128. `content_digests` are those of the shards' bytes, where they were made; they are not
-    part of `digest`. Raises ManifestError for columns that make no sense.
+    part of `digest`, nor is `damage`: the numbers of the shards that were damaged when they were
+    indexed, ascending, and how. Raises ManifestError for columns that make no sense.
     """
 
     names: tuple[str, ...]
@@ -48,6 +51,7 @@ class Manifest:
     counts: Int64Array
     index_digests: tuple[str, ...]
     content_digests: tuple[str, ...] | None = None
+    damage: tuple[tuple[int, Damage], ...] = ()
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,6 +68,7 @@ class Manifest:
             _check_digests(getattr(self, name) or (), name)
         for name in ("sizes", "counts"):
             object.__setattr__(self, name, _whole_numbers(getattr(self, name), name))
+        _check_damage(self.damage, len(self.names))
         object.__setattr__(self, "digest", _digest(self))
 
     @property
@@ -86,6 +91,8 @@ class Manifest:
         }
         if self.content_digests is not None:
             shards["content_digests"] = self.content_digests
+        if self.damage:
+            shards["damage"] = [[number, *damage.to_list()] for number, damage in self.damage]
         document = {"format": FORMAT, "version": VERSION, "digest": self.digest, "shards": shards}
         return (json.dumps(document, separators=(",", ":")) + "\n").encode("ascii")
 
@@ -151,7 +158,27 @@ def _columns(document: dict[str, Any], name: str) -> dict[str, Any]:
                 f" {_WAY_OUT}"
             )
         columns[argument] = column if of is int else tuple(column)
+    if "damage" in shards:
+        columns["damage"] = _damage(shards["damage"], name)
     return columns
+
+
+def _damage(listed: Any, name: str) -> tuple[tuple[int, Damage], ...]:
+    try:
+        return tuple((number, Damage.from_list(damage)) for number, *damage in listed)
+    except (ValueError, TypeError) as error:
+        raise ManifestError(
+            f'{name}: "damage" should be a list of shards with kind and offset ({error}); '
+            f"{_WAY_OUT}"
+        ) from None
+
+
+def _check_damage(damage: tuple[tuple[int, Damage], ...], num_shards: int) -> None:
+    numbers = [-1, *(number for number, _ in damage)]
+    if set(map(type, numbers)) != {int} or any(left >= right for left, right in pairwise(numbers)):
+        raise ManifestError("damaged shards are listed by their numbers, ascending")
+    if numbers[-1] >= num_shards:
+        raise ManifestError(f"shard {numbers[-1]} of {num_shards} is said to be damaged")
 
 
 _SOUND_NAME = re.compile(r"(?!.*://)(?!(?:.*/)?(?:\.\.?)?(?:/|\Z))[^\0\\]+(?<!/)", re.DOTALL)

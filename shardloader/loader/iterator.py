@@ -11,27 +11,32 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from shardloader.dataset.skipping import Carrier
 from shardloader.errors import StaleIteratorError, WorldError
 
 if TYPE_CHECKING:
     from shardloader.dataset.batches import Row
+    from shardloader.dataset.skipping import Fault
     from shardloader.loader.engine import Engine
     from shardloader.loader.progress import Progress
+    from shardloader.loader.stats import Account, Leg
     from shardloader.order.schedule import Schedule
 
 
 class LoaderIterator(Iterator[Any]):
     """This rank's batches from the loader's position to the end of the epoch."""
 
-    def __init__(self, progress: Progress, engine: Engine) -> None:
+    def __init__(self, progress: Progress, engine: Engine, account: Account) -> None:
         self._process = os.getpid()
         self._progress = progress
         self._engine = engine
+        self._account = account
         # Not the iterator itself: the loader must not keep alive what a loop has let go.
         self._token = object()
         self._schedule: Schedule | None = None
         self._batches: Iterator[Any] | None = None
         self._rows: Iterator[Row] | None = None
+        self._leg: Leg | None = None
         self._given = 0
         self._num_batches = 0
         self._num_steps = 0
@@ -72,6 +77,7 @@ class LoaderIterator(Iterator[Any]):
         self._num_batches = self._schedule.dealing.num_batches(progress.topology.rank)
         if self._num_batches:
             self._rows = progress.rows_to_log(self._schedule)
+            self._leg = self._account.begin(self._schedule, progress.topology.rank)
             self._batches = self._engine.batches(self._schedule, epoch=progress.position.epoch)
 
     def _check_not_moved(self) -> None:
@@ -104,7 +110,8 @@ class LoaderIterator(Iterator[Any]):
 
     def _fetch(self) -> Any:
         """The next batch from the workers, and its line in the log."""
-        if self._batches is None:
+        leg = self._leg
+        if self._batches is None or leg is None:
             raise AssertionError
         self._failed = True  # until the batch is here, and in the log
         try:
@@ -119,11 +126,21 @@ class LoaderIterator(Iterator[Any]):
             # descriptor: start new ones next time.
             self._engine.forget_workers()
             raise
+        faults: tuple[Fault, ...] = ()
+        if type(batch) is Carrier:
+            batch, faults = batch
+        leg.given += 1
+        if faults:
+            progress = self._progress
+            self._account.take(
+                leg, faults, epoch=progress.position.epoch, manifest=progress.manifest
+            )
         if self._rows is not None and self._schedule and self._progress.sample_log:
             self._progress.sample_log.step(
                 epoch=self._progress.position.epoch,
                 consumed=self._schedule.dealing.consumed_after(self._given),
                 row=next(self._rows),
+                faults=faults,
             )
         self._failed = False
         return batch

@@ -18,6 +18,8 @@ from shardloader.loader.engine import Engine
 from shardloader.loader.iterator import LoaderIterator
 from shardloader.loader.log import SampleLog, launch_number
 from shardloader.loader.progress import Progress
+from shardloader.loader.quarantine import Quarantine
+from shardloader.loader.stats import Account
 from shardloader.loader.stream import LoaderDataset
 from shardloader.order.batching import Batching
 from shardloader.order.checkpoint import Checkpoint
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardloader.dataset.recipe import Collate
+    from shardloader.loader.stats import Stats
     from shardloader.order.topology import Topology
 
 # Options of DataLoader that would decide what is read, with the values that decide nothing and
@@ -65,6 +68,8 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
     epoch, to compare what they are about to read, where torch.distributed is initialised.
     decode_threads: threads that decode images, and fields with functions of your own, some batches
     ahead where num_workers is 0; by default one a core that this rank may use, none for 0.
+    quarantine: a folder in which each rank lists its bad samples, one JSON object a line; with
+    on_error="skip".
     pin_memory, timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor and
     persistent_workers are those of DataLoader. Raises UsageError for sampler, batch_sampler,
     shuffle, drop_last and in_order=False, naming what to use instead; at the first iter, len or
@@ -90,6 +95,7 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         global_batch: int | None = None,
         agreement_timeout: float = MEETING_TIMEOUT_S,
         decode_threads: int | None = None,
+        quarantine: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         source = _checked_source(dataset)
@@ -98,6 +104,7 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         if decode_threads is not None:
             decode_threads = checked("decode_threads", decode_threads, least=0, below=2**10)
         passed_on = _checked_options(options)
+        _check_quarantine(source, quarantine)
         _check_reseeds(source, num_workers)
         super().__init__(
             LoaderDataset(source),
@@ -113,6 +120,9 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
             num_workers=num_workers,
             patience_s=float(agreement_timeout),
         )
+        self._account = Account(
+            source.options.skip, None if quarantine is None else Quarantine(quarantine)
+        )
         self._engine = Engine(
             source,
             num_workers=num_workers,
@@ -127,7 +137,10 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         # What was given, for trainers that build a loader anew from its attributes; what holds is
         # told by the properties of these names.
         self.__dict__.update(
-            batch_size=batch_size, accumulate=accumulate, global_batch=global_batch
+            batch_size=batch_size,
+            accumulate=accumulate,
+            global_batch=global_batch,
+            quarantine=quarantine,
         )
 
     @property
@@ -181,7 +194,7 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
 
     def __iter__(self) -> Any:
         """An iterator over what is left of the epoch; it starts when its first batch is asked."""
-        return LoaderIterator(self._progress, self._engine)
+        return LoaderIterator(self._progress, self._engine, self._account)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, in plain JSON types: the same on every rank, for any topology.
@@ -212,6 +225,10 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         of date afterwards.
         """
         self._progress.skip(steps)
+
+    def stats(self) -> Stats:
+        """Counts of what this rank's loop received, since the loader was made; see `Stats`."""
+        return self._account.stats(self._progress.manifest)
 
     def log_samples(self, folder: str | os.PathLike[str], *, attempt: int | None = None) -> None:
         """Write which samples are received to `folder`, for `shardloader audit`.
@@ -262,6 +279,15 @@ def _check_reseeds(source: ShardDataset, num_workers: int) -> None:
         )
 
 
+def _check_quarantine(source: ShardDataset, quarantine: Any) -> None:
+    """Raise UsageError for a quarantine into which nothing would come."""
+    if quarantine is not None and source.options.skip is None:
+        raise UsageError(
+            "quarantine= lists the bad samples that are skipped, and this dataset stops at the "
+            'first: give ShardDataset on_error="skip", or leave it out'
+        )
+
+
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     """What to pass on to DataLoader; raises UsageError for what can't be taken."""
     passed_on = {}
@@ -275,8 +301,8 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
         else:
             raise UsageError(
                 f"ShardLoader has no option {name}=: its own are dataset, batch_size, "
-                "num_workers, collate_fn, meta, accumulate, global_batch, agreement_timeout and "
-                "decode_threads, "
+                "num_workers, collate_fn, meta, accumulate, global_batch, agreement_timeout, "
+                "decode_threads and quarantine, "
                 f"and of DataLoader's {', '.join(PASSED_ON)}"
             )
     return passed_on

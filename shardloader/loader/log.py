@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardloader.dataset.skipping import REFUSED
 from shardloader.distributed.rendezvous import MEETING_TIMEOUT_S, can_meet, meet
 from shardloader.errors import UsageError, WorldError
 from shardloader.order.integers import checked
@@ -25,7 +26,10 @@ from shardloader.planning.sample_log import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardloader.dataset.batches import Row
+    from shardloader.dataset.skipping import Fault
     from shardloader.order.grid import Grid
     from shardloader.order.topology import Topology
     from shardloader.planning.sample_log import Start
@@ -102,8 +106,8 @@ class SampleLog:
             self._append(grid_record(about))
         self._grid = about.grid
 
-    def step(self, *, epoch: int, consumed: int, row: Row) -> None:
-        """Write down one received batch."""
+    def step(self, *, epoch: int, consumed: int, row: Row, faults: Sequence[Fault] = ()) -> None:
+        """Write down one received batch, as it was planned, and which of its slots had faults."""
         self._append(
             step_record(
                 epoch=epoch,
@@ -111,6 +115,8 @@ class SampleLog:
                 index=row.index,
                 valid=row.valid,
                 passes=row.passes,
+                bad=[fault.at for fault in faults if fault.kind != REFUSED],
+                refused=[fault.at for fault in faults if fault.kind == REFUSED],
             )
         )
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from shardloader.dataset.batches import Row
     from shardloader.dataset.shard_dataset import ShardDataset
+    from shardloader.format.manifest import Manifest
     from shardloader.loader.log import SampleLog
     from shardloader.order.batching import Batch, Batching
     from shardloader.order.checkpoint import Checkpoint
@@ -63,6 +64,11 @@ class Progress:
     def topology(self) -> Topology:
         """The data-parallel rank and world size."""
         return self._source.resolve_topology()
+
+    @property
+    def manifest(self) -> Manifest:
+        """The dataset's list of shards."""
+        return self._source.manifest
 
     @property
     def batch(self) -> Batch:

@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from shardloader.dataset.batches import BatchMaker, row_blocks
 from shardloader.dataset.recipe import pickling_error
 from shardloader.dataset.samples import SampleReader
+from shardloader.dataset.skipping import Carrier
 from shardloader.errors import UsageError
 from shardloader.loader.parcel import Parcel
 from shardloader.loader.read_ahead import read_ahead
@@ -93,9 +94,11 @@ class BatchStream(IterableDataset[Any]):
         info = get_worker_info()
         maker = BatchMaker(
             self._reader,
+            schedule=schedule,
+            rank=options.topology.rank,
+            skip=options.recipe.options.skip,
             collate_fn=options.collate_fn,
             meta=options.meta,
-            world_size=options.topology.world_size,
             is_grouped=options.is_grouped,
             reads_together=info is None,
         )
@@ -121,7 +124,10 @@ class BatchStream(IterableDataset[Any]):
         if self._sender is None:
             self._sender = Sender(self.ring, worker, most=BLOCKS_A_BATCH * self._options.in_flight)
         for batch in batches:
-            yield _parcel(batch, self._sender, self.ring.token)
+            if type(batch) is Carrier:
+                yield batch._replace(batch=_parcel(batch.batch, self._sender, self.ring.token))
+            else:
+                yield _parcel(batch, self._sender, self.ring.token)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None, "_sender": None}

@@ -202,6 +202,8 @@ def _epochs(
         yield EpochAudit(
             epoch=number,
             tally=tally([(index, of_pass.valid)], num_samples),
+            bad=np.sort(index[np.isin(of_pass.at, logged.bad)]),
+            refused=np.sort(index[np.isin(of_pass.at, logged.refused)]),
             steps=len(np.unique(of_pass.step)),
             may_lack=may_lack.within(start, stop),
             skipped=jumped.within(start, stop),

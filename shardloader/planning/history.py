@@ -49,7 +49,9 @@ class Fault(NamedTuple):
 class EpochAudit:
     """What the history read in one epoch; with `steps_per_epoch`, in one pass over the data.
 
-    tally: counts; steps: steps received; may_lack: samples that need not be there, because
+    tally: counts, of what the plan has as valid; bad, refused: the samples among these that were
+    not given, int64, each as often as it was not: their slots held others, marked invalid; steps:
+    steps received; may_lack: samples that need not be there, because
     training skipped them, even="drop" leaves them out, logging began behind them, or an endless
     order has yet to come to them; skipped: those that training skipped; lost: samples of steps
     that every rank has passed and not all ranks logged; out_of_place, mismarked: the samples of
@@ -60,6 +62,8 @@ class EpochAudit:
 
     epoch: int
     tally: Tally
+    bad: NDArray[np.int64]
+    refused: NDArray[np.int64]
     steps: int
     may_lack: int
     skipped: int
@@ -68,6 +72,11 @@ class EpochAudit:
     mismarked: NDArray[np.int64]
     order: bytes
     order_bits: float
+
+    @property
+    def num_given(self) -> int:
+        """Samples that were given as valid."""
+        return self.tally.samples - self.bad.size - self.refused.size
 
     @property
     def is_comparable(self) -> bool:

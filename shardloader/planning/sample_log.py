@@ -3,7 +3,7 @@
 `loader.log_samples` writes one file a rank and launch, `rank-00000-of-00002.<launch>.jsonl`, and
 an audit reads them; this module alone knows what stands in them. A line is one JSON object:
 
-    {"version": 2, "attempt": [1732900000000000000, 0], "rank": 0, "world_size": 2,
+    {"version": 3, "attempt": [1732900000000000000, 0], "rank": 0, "world_size": 2,
      "batch_size": 32, "even": "pad", "dataset": "...", "num_samples": 1000, "num_shards": 10,
      "seed": 0, "window": 10000, "steps_per_epoch": null, "epoch": 0, "consumed": 0,
      "grid": [2, 1, 32], "closed": null}
@@ -16,7 +16,9 @@ dataset: an attempt is the launch and how often it went back to a loaded state. 
 what a step held: `consumed`, the positions consumed before it, and the samples of its slots, the
 first `valid` of which are valid; with steps_per_epoch also "pass", for each slot the pass over the
 data that it belongs to, where that is not the epoch. The third says how many positions training
-left out on purpose, the last on which grid the order lies from there on.
+left out on purpose, the last on which grid the order lies from there on. A step in which samples
+could not be given has "bad" or "refused" too, the slots that were filled otherwise: they count as
+valid in "valid", which is the plan's, and "index" says what they should have held.
 """
 
 from __future__ import annotations
@@ -37,12 +39,13 @@ from shardloader.order.grid import Grid
 from shardloader.order.integers import MAX_SEED, checked, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-LOG_VERSION: Final = 2
+LOG_VERSION: Final = 3
+READABLE_VERSIONS: Final = (2, LOG_VERSION)  # what 3 adds is slots that were bad or refused
 
 MAX_SAMPLES = 1 << 32  # a count of four bytes for each sample must fit in memory
 MAX_RANKS = 1 << 24
@@ -163,9 +166,14 @@ def step_record(
     index: NDArray[np.int64],
     valid: NDArray[np.bool_],
     passes: NDArray[np.int64],
+    bad: Sequence[int] = (),
+    refused: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """The record of one received batch; the arrays are of its slots, valid ones first."""
-    record = {
+    """The record of one received batch; the arrays are of its slots, valid ones first.
+
+    bad, refused: valid slots by the plan that hold another sample, ascending.
+    """
+    record: dict[str, Any] = {
         "epoch": epoch,
         "consumed": consumed,
         "index": index.tolist(),
@@ -173,6 +181,9 @@ def step_record(
     }
     if (passes != epoch).any():
         record["pass"] = passes.tolist()
+    for name, slots in (("bad", bad), ("refused", refused)):
+        if slots:
+            record[name] = list(slots)
     return record
 
 
@@ -211,7 +222,8 @@ class Logged:
     its place; valid: how many of its slots, the first ones, are valid: int64 [rows]. offsets: the
     slots of row i are offsets[i] .. offsets[i + 1] - 1, int64 [rows + 1]. index, number: a slot's
     sample, and the pass over the data that it belongs to, int64 [slots]. skips: what was left
-    out. ranks: for each launch those that have a file, be it empty.
+    out. ranks: for each launch those that have a file, be it empty. bad, refused: the slots that
+    hold another sample than the plan's, int64, ascending.
     """
 
     starts: tuple[Start, ...]
@@ -224,6 +236,8 @@ class Logged:
     number: NDArray[np.int64]
     skips: frozenset[Skip]
     ranks: dict[int, frozenset[int]]
+    bad: NDArray[np.int64]
+    refused: NDArray[np.int64]
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -253,6 +267,7 @@ class LogReader:
         self._start, self._epoch, self._consumed = array("q"), array("q"), array("q")
         self._valid, self._offsets, self._index = array("q"), array("q", [0]), array("q")
         self._rows_with_passes, self._passes = array("q"), array("q")
+        self._faulty = {"bad": array("q"), "refused": array("q")}
 
     def read(self, path: Path, tell: Callable[[int], Any]) -> None:
         """Take in a file; `tell` is called with the bytes that were read since the last call.
@@ -321,6 +336,9 @@ class LogReader:
                 raise ValueError("each slot has its pass")
             self._passes.fromlist(passes)
             self._rows_with_passes.append(len(self._start))
+        for name, slots in self._faulty.items():
+            for slot in record.get(name, ()):
+                slots.append(len(self._index) + checked(name, slot, least=0, below=valid))
         self._index.fromlist(index)
         self._offsets.append(len(self._index))
         self._epoch.append(record["epoch"])
@@ -348,6 +366,8 @@ class LogReader:
             number=number,
             skips=frozenset(self._skips),
             ranks={launch: frozenset(ranks) for launch, ranks in self._ranks.items()},
+            bad=np.unique(_column(self._faulty["bad"])),
+            refused=np.unique(_column(self._faulty["refused"])),
         )
 
 
@@ -357,7 +377,7 @@ def _column(values: array[int]) -> NDArray[np.int64]:
 
 def _check_version(record: dict[str, Any], path: Path) -> None:
     version = record["version"]
-    if version != LOG_VERSION:
+    if version not in READABLE_VERSIONS:
         raise DataError(
             f"{path}: this release reads logs of format version {LOG_VERSION}, and this one has "
             f"version {shown(version)}: audit it with the release that wrote it"

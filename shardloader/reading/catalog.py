@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardloader.errors import ManifestError, UsageError
+from shardloader.errors import ManifestError, ShardError, UsageError
+from shardloader.format.damage import UNREADABLE
 from shardloader.reading.cache import default_cache
 from shardloader.reading.indexing import existing_manifest, index_on_first_use, read_manifest
 from shardloader.reading.source import Source, find_shards, resolve
@@ -64,6 +65,7 @@ def open_catalog(
     index_dir: PathText | None = None,
     may_index: bool = True,
     cache: Cache | None = None,
+    keep_damaged: bool = False,
 ) -> Catalog:
     """Open a dataset: a folder, a brace pattern, or a list of shards.
 
@@ -71,7 +73,9 @@ def open_catalog(
     beside the shards, or under `index_dir`; unless `may_index` is False, then they are refused.
     Compressed shards are unpacked into `cache`, by default into this user's. Raises UsageError
     for what is no dataset, ManifestError for shards that are not those of the manifest (looked at
-    when there are at most 10,000), and ShardError for a damaged shard.
+    when there are at most 10,000), and ShardError for a damaged shard. With `keep_damaged` shards
+    are no error: of a damaged one what is whole is indexed, one that is missing or changed stays in
+    the manifest, and both are logged.
     """
     place = resolve(source, index_dir=index_dir)
     cache = default_cache() if cache is None else cache
@@ -82,38 +86,75 @@ def open_catalog(
             "`shardloader index` first"
         )
     if manifest is None:
-        manifest = index_on_first_use(place, cache)
+        manifest = index_on_first_use(place, cache, keep_damaged=keep_damaged)
     catalog = Catalog(manifest=manifest, source=place, cache=cache)
+    if keep_damaged:
+        _log_damage(catalog)
     if manifest.num_shards <= MAX_CHECKED_SHARDS:
-        check(catalog)
+        check(catalog, keep_damaged=keep_damaged)
     return catalog
 
 
-def check(catalog: Catalog) -> None:
+def _log_damage(catalog: Catalog) -> None:
+    for shard, damage in catalog.manifest.damage:
+        logger.warning(
+            "%s: %s: its %d samples before the damage are read, and what follows is skipped",
+            catalog.shard_path(shard),
+            damage,
+            catalog.manifest.counts[shard],
+        )
+
+
+def refuse_damage(catalog: Catalog) -> None:
+    """Raise ShardError for a dataset that was indexed past damage: who plans it needs no shard."""
+    if not catalog.manifest.damage:
+        return
+    shard, damage = catalog.manifest.damage[0]
+    others = len(catalog.manifest.damage) - 1
+    more = f" ({others} more of the shards were, too)" if others else ""
+    raise ShardError(
+        f"{catalog.shard_path(shard)}: damaged when it was indexed for a run with on_error='skip': "
+        f"{damage}{more}: fetch or write it anew and run `shardloader index`, or skip it with "
+        "on_error='skip'",
+        kind=damage.kind,
+        offset=damage.offset,
+    )
+
+
+def check(catalog: Catalog, *, keep_damaged: bool = False) -> None:
     """Compare the shards on disk with the manifest, by presence and size.
 
-    Raises ManifestError for the first that differs. Shards of the folder that the manifest does
-    not list are logged.
+    Raises ManifestError for the first that differs, or logs all that do with `keep_damaged`.
+    Shards of the folder that the manifest does not list are logged.
     """
-    manifest = catalog.manifest
-    for number, size in enumerate(manifest.sizes.tolist()):
-        path = catalog.shard_path(number)
-        try:
-            found = Path(path).stat().st_size
-        except OSError as error:
-            raise ManifestError(
-                f"{path}: the manifest lists this shard, and it can't be found "
-                f"({error.strerror}): put it back, or make the manifest anew with "
-                "`shardloader index`"
-            ) from None
-        if found != size:
-            raise ManifestError(
-                f"{path}: the shard has {found} bytes, and had {size} when it was indexed: fetch "
-                "it again, or if it is meant to have changed, make index and manifest anew with "
-                "`shardloader index`"
-            )
+    unread = {number for number, damage in catalog.manifest.damage if damage.kind == UNREADABLE}
+    for number, size in enumerate(catalog.manifest.sizes.tolist()):
+        problem = None if number in unread else _difference(catalog.shard_path(number), size)
+        if problem and not keep_damaged:
+            raise ManifestError(problem)
+        if problem:
+            logger.warning("%s", problem)
     if catalog.source.names is None:
         _log_unlisted(catalog)
+
+
+def _difference(path: str, size: int) -> str | None:
+    """Say how a shard on disk differs from its line in the manifest; None if it does not."""
+    try:
+        found = Path(path).stat().st_size
+    except OSError as error:
+        return (
+            f"{path}: the manifest lists this shard, and it can't be found "
+            f"({error.strerror}): put it back, or make the manifest anew with "
+            "`shardloader index`"
+        )
+    if found == size:
+        return None
+    return (
+        f"{path}: the shard has {found} bytes, and had {size} when it was indexed: fetch "
+        "it again, or if it is meant to have changed, make index and manifest anew with "
+        "`shardloader index`"
+    )
 
 
 def _log_unlisted(catalog: Catalog) -> None:

@@ -25,21 +25,17 @@ import numpy as np
 from tqdm import tqdm
 
 from shardloader.errors import (
-    IndexFileError,
     ManifestError,
     ShardError,
     ShardLoaderError,
     UsageError,
     WorldError,
 )
-from shardloader.format.agreeing import begins_like, end_of_first_header, seems_to_be_of
-from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
 from shardloader.reading.cache import default_cache
-from shardloader.reading.content import content_digest
+from shardloader.reading.entry import Entry, current_entry, index_shard
 from shardloader.reading.source import UNFINISHED_NAME, Source, find_shards, resolve
-from shardloader.reading.store import file_lock, map_file, publish, read_file, require_writable
-from shardloader.reading.tars import beginning_of_tar, index_of, map_tar
+from shardloader.reading.store import file_lock, publish, read_file, require_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,17 +55,6 @@ LOCK_NAME = ".shardloader.lock"
 _PARALLEL_BYTES = 256 << 20
 _INDEX_BYTES = 8 << 20  # that can be read meanwhile
 _MAX_TASK_SHARDS = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """What the manifest says of one shard, and what was odd when it was indexed just now."""
-
-    file_bytes: int
-    num_samples: int
-    digest: str
-    content_digest: str | None = None
-    notices: tuple[Notice, ...] = ()
 
 
 def index_dataset(
@@ -111,13 +96,20 @@ def index_dataset(
     return indexed
 
 
-def index_on_first_use(place: Source, cache: Cache) -> Manifest:
+def index_on_first_use(place: Source, cache: Cache, *, keep_damaged: bool = False) -> Manifest:
     """Give the manifest of a dataset that had none, by indexing whatever has no index yet.
 
-    Raises UsageError for a folder that a writer has not finished.
+    keep_damaged: index what is whole of a damaged shard, where otherwise it is an error. Raises
+    UsageError for a folder that a writer has not finished.
     """
     _refuse_unfinished(place)
-    job = _Job(num_workers=_available_cpus(), force=False, progress=True, cache=cache)
+    job = _Job(
+        num_workers=_available_cpus(),
+        force=False,
+        progress=True,
+        cache=cache,
+        keep_damaged=keep_damaged,
+    )
     manifest, _ = _index(place, job, accept_manifest=True)
     return manifest
 
@@ -135,7 +127,7 @@ def existing_manifest(place: Source, cache: Cache) -> Manifest | None:
     """Give the manifest of a dataset that is indexed already, and change nothing; else None."""
     if place.names is None:
         return read_manifest(place)
-    entries = _current_entries(place, place.names, cache)
+    entries = _current_entries(place, place.names, cache, keep_damaged=True)
     return _joined(place.names, entries) if len(entries) == len(place.names) else None
 
 
@@ -153,13 +145,14 @@ class _Job:
     progress: bool
     cache: Cache
     digest: bool = False
+    keep_damaged: bool = False
 
 
 def _index(
     place: Source, job: _Job, *, accept_manifest: bool = False
 ) -> tuple[Manifest, dict[str, tuple[Notice, ...]]]:
     if place.names is not None and not job.force:
-        entries = _current_entries(place, place.names, job.cache)
+        entries = _current_entries(place, place.names, job.cache, keep_damaged=job.keep_damaged)
         if len(entries) == len(place.names) and not job.digest:
             return _conclude(place, place.names, entries)  # nothing to write: no lock is taken
     if place.names is None:
@@ -174,7 +167,7 @@ def _index(
 
 
 def _conclude(
-    place: Source, names: tuple[str, ...], by_name: Mapping[str, _Entry]
+    place: Source, names: tuple[str, ...], by_name: Mapping[str, Entry]
 ) -> tuple[Manifest, dict[str, tuple[Notice, ...]]]:
     """Join the entries to a manifest, and publish that where it has a place."""
     manifest = _joined(names, by_name)
@@ -183,7 +176,7 @@ def _conclude(
     return manifest, {name: by_name[name].notices for name in names if by_name[name].notices}
 
 
-def _joined(names: tuple[str, ...], by_name: Mapping[str, _Entry]) -> Manifest:
+def _joined(names: tuple[str, ...], by_name: Mapping[str, Entry]) -> Manifest:
     entries = [by_name[name] for name in names]
     return Manifest(
         names=names,
@@ -191,6 +184,7 @@ def _joined(names: tuple[str, ...], by_name: Mapping[str, _Entry]) -> Manifest:
         counts=np.array([entry.num_samples for entry in entries], dtype=np.int64),
         index_digests=tuple(entry.digest for entry in entries),
         content_digests=_all_or_none([entry.content_digest for entry in entries]),
+        damage=tuple((i, entry.damage) for i, entry in enumerate(entries) if entry.damage),
     )
 
 
@@ -218,15 +212,27 @@ def _lock(place: Source) -> Iterator[int]:
         yield lock
 
 
-def _current_entries(place: Source, names: Sequence[str], cache: Cache) -> dict[str, _Entry]:
-    """Give the entries of the shards whose index is current."""
-    entries = ((name, _current_entry(place, name, cache)) for name in names)
-    return {name: entry for name, entry in entries if entry is not None}
+def _current_entries(
+    place: Source, names: Sequence[str], cache: Cache, *, keep_damaged: bool
+) -> dict[str, Entry]:
+    """Give the entries of the shards whose index is current.
+
+    That of a damaged shard is so only for those who keep it: others are to see the error.
+    """
+    entries = ((name, current_entry(place, name, cache)) for name in names)
+    return {
+        name: entry
+        for name, entry in entries
+        if entry is not None and (keep_damaged or entry.damage is None)
+    }
 
 
-def _entries(place: Source, names: Sequence[str], job: _Job, lock: int) -> dict[str, _Entry]:
+def _entries(place: Source, names: Sequence[str], job: _Job, lock: int) -> dict[str, Entry]:
     """Give every shard's entry, having indexed those without a current index."""
-    entries = {} if job.force else _with_digests(place, _current_entries(place, names, job.cache))
+    entries = {}
+    if not job.force:
+        known = _current_entries(place, names, job.cache, keep_damaged=job.keep_damaged)
+        entries = _with_digests(place, known)
     missing = [
         name
         for name in names
@@ -246,7 +252,7 @@ def _entries(place: Source, names: Sequence[str], job: _Job, lock: int) -> dict[
     return entries
 
 
-def _with_digests(place: Source, entries: dict[str, _Entry]) -> dict[str, _Entry]:
+def _with_digests(place: Source, entries: dict[str, Entry]) -> dict[str, Entry]:
     """Join the content digests that the manifest has of shards with a current index."""
     try:
         manifest = read_manifest(place)
@@ -272,61 +278,30 @@ def _first_of(failures: Sequence[ShardLoaderError]) -> ShardLoaderError:
     return type(first)(message)
 
 
-def _current_entry(place: Source, name: str, cache: Cache) -> _Entry | None:
-    """Give what a shard's index says, if that is sound and not older than the shard."""
-    index_path, shard_path = place.index_path(name), place.shard_path(name)
+def _index_one(place: Source, name: str, job: _Job) -> Entry | ShardLoaderError:
+    """Index one shard; errors are values, as others are to be counted."""
     try:
-        made, shard = Path(index_path).stat(), Path(shard_path).stat()
-    except OSError:
-        return None  # no index yet; a shard that is missing is reported when it is mapped
-    if made.st_mtime_ns < shard.st_mtime_ns:
-        return None
-    try:
-        index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
-        is_same = index.file_bytes == shard.st_size and _agrees(index, shard_path, cache)
-    except (IndexFileError, ShardError):
-        return None
-    return _entry(index) if is_same else None  # or the shard was replaced by one of its size
-
-
-def _agrees(index: SampleIndex, shard_path: str, cache: Cache) -> bool:
-    """Whether the shard seems to be what was indexed; of a compressed one the beginning is read."""
-    if index.compressed_bytes is None:
-        return seems_to_be_of(index, map_file(shard_path))
-    beginning = beginning_of_tar(shard_path, end_of_first_header(index), cache)
-    return beginning is not None and begins_like(index, memoryview(beginning))
-
-
-def _entry(index: SampleIndex) -> _Entry:
-    return _Entry(file_bytes=index.file_bytes, num_samples=index.num_samples, digest=index.digest)
-
-
-def _index_one(place: Source, name: str, job: _Job) -> _Entry | ShardLoaderError:
-    """Index one shard and publish its index; errors are values, as others are to be counted."""
-    path = place.shard_path(name)
-    try:
-        index, notices = index_of(map_tar(path, job.cache))
-        publish(place.index_path(name), index.to_bytes())
+        return index_shard(
+            place, name, cache=job.cache, keep_damaged=job.keep_damaged, digest=job.digest
+        )
     except ShardLoaderError as error:
         return error
-    digest = content_digest(map_file(path)) if job.digest else None
-    return replace(_entry(index), content_digest=digest, notices=notices)
 
 
 def _index_some(
     place: Source, job: _Job, names: Sequence[str]
-) -> dict[str, _Entry | ShardLoaderError]:
+) -> dict[str, Entry | ShardLoaderError]:
     return {name: _index_one(place, name, job) for name in names}
 
 
 def _run(
     place: Source, names: Sequence[str], job: _Job, lock: int
-) -> list[_Entry | ShardLoaderError]:
+) -> list[Entry | ShardLoaderError]:
     """Index shards, here or in several processes, and show how far it is."""
     sizes = dict(zip(names, map(_size, map(place.shard_path, names)), strict=True))
     workers = _workers(list(sizes.values()), job)
     tasks = _tasks(sizes, workers)
-    results: dict[str, _Entry | ShardLoaderError] = {}
+    results: dict[str, Entry | ShardLoaderError] = {}
     # tqdm's None: silent where stderr is no terminal
     disable = None if job.progress else True
     with tqdm(total=len(names), unit="shard", desc="indexing", disable=disable) as bar:

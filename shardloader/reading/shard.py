@@ -20,7 +20,7 @@ from shardloader.format.agreeing import seems_to_be_of
 from shardloader.format.index import SampleIndex
 from shardloader.reading.extents import layout_of
 from shardloader.reading.store import files_to_keep_open, map_file, publish
-from shardloader.reading.tars import index_of, map_tar
+from shardloader.reading.tars import Tar, index_of, map_tar, whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from shardloader.reading.catalog import Catalog
     from shardloader.reading.columns import Buffer
     from shardloader.reading.extents import Layout
-    from shardloader.reading.tars import Tar
 
 logger = logging.getLogger("shardloader")
 
@@ -82,8 +81,9 @@ class Shard:
         data = self._data
         if data is None or seems_to_be_of(self.index, data):
             return data is not None
+        tar = Tar(data, self.name, self.index.compressed_bytes)
         try:
-            found, _ = SampleIndex.build(data, shard=self.name)
+            found, _ = whole_of(tar) if self.index.damage else index_of(tar)
         except ShardError:
             return False
         return found.digest == self.index.digest
@@ -91,6 +91,11 @@ class Shard:
     @property
     def num_samples(self) -> int:
         """How many samples the shard holds."""
+        return self.index.num_samples
+
+    @property
+    def num_whole(self) -> int:
+        """How many of its first samples can be read: all, but for a shard that was cut."""
         return self.index.num_samples
 
     def key(self, sample: int) -> str:
@@ -205,16 +210,20 @@ class ShardPool:
     By default as many as half of `files_to_keep_open`: a shard and its index are two files. Of
     tars in the node's cache no more stay open than a small part of the cache holds, as what is
     open can't be removed. Threads may share it. It can be pickled: a copy opens its own files.
-    Opening raises ManifestError for an index or a shard that is not the manifest's.
+    Opening raises ManifestError for an index or a shard that is not the manifest's; with
+    `keep_damaged` a shard that was cut opens as a CutShard.
     """
 
-    def __init__(self, catalog: Catalog, *, max_open: int | None = None) -> None:
+    def __init__(
+        self, catalog: Catalog, *, max_open: int | None = None, keep_damaged: bool = False
+    ) -> None:
         max_open = files_to_keep_open() // 2 if max_open is None else max_open
         if max_open < 1:
             raise UsageError(f"max_open is at least 1, not {max_open}")
         self.catalog = catalog
         self.max_open = max_open
         self._cache_share = int(catalog.cache.max_bytes) // _SHARE_KEPT_OPEN
+        self.keep_damaged = keep_damaged
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -225,7 +234,10 @@ class ShardPool:
                 self._open.move_to_end(shard)
                 return found
         # Unpacking may take long: threads that read other shards don't wait for it.
-        return self._kept(shard, _open_listed(self.catalog, shard, make_way=self._close_cached))
+        opened = _open_listed(
+            self.catalog, shard, make_way=self._close_cached, keep_damaged=self.keep_damaged
+        )
+        return self._kept(shard, opened)
 
     def _kept(self, shard: int, opened: Shard) -> Shard:
         """Keep an opened shard, or the one that another thread has opened meanwhile."""
@@ -276,22 +288,30 @@ class ShardPool:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"catalog": self.catalog, "max_open": self.max_open}
+        return {name: getattr(self, name) for name in ("catalog", "max_open", "keep_damaged")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["catalog"], max_open=state["max_open"])  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
 
-def _open_listed(catalog: Catalog, shard: int, *, make_way: Callable[[], None]) -> Shard:
+def _open_listed(
+    catalog: Catalog, shard: int, *, make_way: Callable[[], None], keep_damaged: bool
+) -> Shard:
     if not 0 <= shard < catalog.num_shards:
         raise IndexError(f"shard {shard} of a dataset with {catalog.num_shards}")
     path, index_path = catalog.shard_path(shard), catalog.index_path(shard)
     expected = catalog.manifest.index_digests[shard]
     tar = map_tar(path, catalog.cache, make_way=make_way)
     if not Path(index_path).exists():
-        return _reindexed(tar, index_path, expected)
+        return _reindexed(tar, index_path, expected, keep_damaged=keep_damaged)
     index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
-    opened = Shard.of_tar(tar, index)
+    try:
+        opened = Shard.of_tar(tar, index)
+    except ManifestError:
+        cut = _opened_cut(tar, index, expected) if keep_damaged else None
+        if cut is None:
+            raise
+        return cut
     if not opened.is_as_indexed():
         raise ManifestError(
             f"{path}: the shard does not hold what its index says, though it has the same size: it "
@@ -305,9 +325,18 @@ def _open_listed(catalog: Catalog, shard: int, *, make_way: Callable[[], None]) 
     return opened
 
 
-def _reindexed(tar: Tar, index_path: str, expected: str) -> Shard:
+def _opened_cut(tar: Tar, index: SampleIndex, expected: str) -> Shard | None:
+    """Open a shard that was cut since it was indexed; None if it is another one."""
+    from shardloader.reading.cut_shard import cut_shard
+
+    if index.digest != expected or tar.compressed_bytes is not None:
+        return None
+    return cut_shard(tar.data, index, name=tar.name)
+
+
+def _reindexed(tar: Tar, index_path: str, expected: str, *, keep_damaged: bool) -> Shard:
     """Make a lost index again, which is right if it is the one that the manifest lists."""
-    index, _ = index_of(tar)
+    index, _ = whole_of(tar) if keep_damaged else index_of(tar)
     if index.digest != expected:
         raise ManifestError(
             f"{tar.name}: its index is missing, and made anew it has the digest {index.digest}, "

@@ -83,6 +83,12 @@ def index_of(tar: Tar) -> tuple[SampleIndex, tuple[Notice, ...]]:
     return replace(index, compressed_bytes=tar.compressed_bytes), notices
 
 
+def whole_of(tar: Tar) -> tuple[SampleIndex, tuple[Notice, ...]]:
+    """Index a tar, of a damaged one what lies before the damage; give what was odd as well."""
+    index, notices = SampleIndex.build_what_is_whole(tar.data, shard=tar.name)
+    return replace(index, compressed_bytes=tar.compressed_bytes), notices
+
+
 def beginning_of_tar(path: str, num_bytes: int, cache: Cache) -> bytes | None:
     """The first bytes of a compressed shard's tar; None of a plain shard. Nothing is cached."""
     first = map_file(path)[:BLOCK_BYTES]

@@ -300,3 +300,22 @@ def test_a_run_that_drops_all_it_has_is_exact(place, run):
     ended = run("audit", "logs")
     assert ended.code == 0
     assert "exact: " in ended.out
+
+
+def test_bad_and_refused_samples_are_counted_and_are_no_fault(logs, run):
+    lines = logs.read(1, 1)
+    lines[3]["bad"] = [0, 2]
+    lines[4]["refused"] = [1]
+    logs.rewrite(1, 1, lines)
+    ended = run("audit", "logs")
+    assert ended.code == 0
+    assert "2 were bad and 1 were refused by the transform" in ended.out
+    assert "bad  refused" in ended.out
+    told = run("audit", "logs", "--json").json
+    assert told["is_exact"]
+    first, second = told["epochs"]
+    bad = sorted(lines[3]["index"][slot] for slot in (0, 2))
+    assert first["bad"] == {"count": 2, "first": bad}
+    assert first["refused"] == {"count": 1, "first": [lines[4]["index"][1]]}
+    assert (first["samples"], first["missing"]["count"]) == (61, 0)
+    assert second["bad"]["count"] == 0

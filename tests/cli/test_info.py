@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardloader.reading.catalog import open_catalog
 from shardloader.reading.indexing import index_dataset
 from tests.cli.workplace import make_corpus
 from tests.shards import tar_bytes, write_shard
@@ -90,3 +91,21 @@ def test_an_empty_shard_is_a_dataset_of_no_samples(place, run):
     told = run("info", "corpus", "--json").json
     assert (told["samples"], told["fields"], told["example_keys"]) == (0, [], [])
     assert run("plan", "corpus", "--batch-size", "4").code == 0
+
+
+def test_a_shard_that_was_indexed_up_to_its_damage_is_named(place, run):
+    make_corpus(place / "corpus", shards=3, samples=10)
+    shard = place / "corpus" / "shard-001.tar"
+    shard.write_bytes(shard.read_bytes()[: 2 * 2048 + 1024 + 200])
+    open_catalog(place / "corpus", keep_damaged=True)
+    ended = run("info", "corpus")
+    assert ended.code == 0
+    assert (
+        "1 shard, indexed for on_error='skip' up to the damage: shard-001.tar (trunc" in ended.out
+    )
+    (damaged,) = run("info", "corpus", "--json").json["damaged"]
+    assert (damaged["shard"], damaged["kind"]) == ("shard-001.tar", "truncated")
+    (place / "corpus" / "manifest.json").unlink()
+    assert run("info", "corpus", "--json").json["damaged"] == [damaged]
+    assert run("plan", "corpus", "--batch-size", "2", "--world-size", "1").code == 2
+    assert run("index", "corpus").code == 1

@@ -101,7 +101,7 @@ def test_what_a_few_bytes_claim_is_not_made(data):
         {"a": [torch.zeros(1), 1, 2.5, "text", None, (True, b"bytes")], "size": torch.Size([1, 2])},
         torch.nn.Linear(2, 3).state_dict(),
     ],
-    ids=str,
+    ids=range(9),
 )
 def test_tensors_and_plain_containers_read_back(value):
     decoded = resolve({"pt": "torch"}, named=TORCH_DECODERS).decode("pt", saved(value))

@@ -22,14 +22,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardloader as sl
 from tests.integration.models import a_model, losses, token_losses
+from tests.troubled import FailAtSome, RefuseSome
+
+TRANSFORMS: dict[str, Any] = {"loop": lambda _: None, "transform": RefuseSome, "error": FailAtSome}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
     """How to train.
 
-    counts: samples of each shard; by: what the denominator is known from, "plan", "sync" (the loop
-    refuses the samples of `refused`) or "tokens"; bf16: under autocast.
+    counts: samples of each shard; by: what the denominator is known from, "plan", "sync" (the
+    samples of `refused` are left out by `how`: the "loop", a "transform" that returns None, or an
+    "error" of one that is skipped) or "tokens"; bf16: under autocast.
     """
 
     counts: tuple[int, ...]
@@ -39,6 +43,7 @@ class Scenario:
     epochs: int = 1
     by: str = "plan"
     refused: tuple[int, ...] = ()
+    how: str = "loop"
     bf16: bool = False
 
 
@@ -60,7 +65,9 @@ def groups(loader: Any, refused: tuple[int, ...]) -> Any:
     """The batches of each optimiser step."""
     group = []
     for batch in loader:
-        batch["__valid__"] &= ~torch.isin(batch["__index__"], torch.tensor(refused))
+        batch["__valid__"] &= ~torch.isin(
+            batch["__index__"], torch.tensor(refused, dtype=torch.int64)
+        )
         group.append(batch)
         if loader.step % loader.accumulate == 0:
             yield group
@@ -71,13 +78,19 @@ def groups(loader: Any, refused: tuple[int, ...]) -> Any:
 def train(scenario: Scenario, corpus: str) -> list[Any]:
     """Valid samples by rank, and gradients, of each optimiser step."""
     model = DistributedDataParallel(a_model())
-    dataset = sl.ShardDataset(corpus, shuffle=sl.Shuffle(window=5), even=scenario.even)
+    dataset = sl.ShardDataset(
+        corpus,
+        shuffle=sl.Shuffle(window=5),
+        even=scenario.even,
+        transform=TRANSFORMS[scenario.how](scenario.refused),
+        on_error=sl.Skip(max_share=1.0) if scenario.how == "error" else "raise",
+    )
     loader: Any = sl.ShardLoader(
         dataset, batch_size=scenario.batch_size, accumulate=scenario.accumulate
     )
     steps = []
     while loader.epoch < scenario.epochs:
-        for group in groups(loader, scenario.refused):
+        for group in groups(loader, scenario.refused if scenario.how == "loop" else ()):
             model.zero_grad()
             for number, batch in enumerate(group, start=1):
                 is_last = number == len(group)

@@ -8,6 +8,7 @@ import os
 import shutil
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -31,9 +32,12 @@ from tests.format.test_cases import CASES, cases, seen
 from tests.packing import PACKED, gzip_member, skippable, zstd_frame
 from tests.shards import tar_bytes
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 COUNTS = (7, 0, 5, 9, 3, 8)
 NAMES = ("a.tar.gz", "b.tgz", "c.tar.zst", "d.tar", "e.tar", "f.tar.gz")
-PACKINGS = (
+PACKINGS: tuple[Callable[[bytes], bytes], ...] = (
     gzip.compress,
     lambda data: gzip_member(data[:700], flags=8, fields=b"x\0") + gzip.compress(data[700:]),
     lambda data: skippable(b"x") + zstd_frame(data[:900]) + zstd_frame(data[900:], size=False),

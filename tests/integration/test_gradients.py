@@ -49,6 +49,18 @@ SCENARIOS = {
         Scenario(counts=(9, 10), accumulate=2, by="sync", refused=(0, 3, 7, 8, 12)),
         None,
     ),
+    "samples that a transform refuses": (
+        Scenario(counts=(9, 10), by="sync", refused=(0, 1, 2, 3, 7, 12), how="transform"),
+        None,
+    ),
+    "groups, some samples bad": (
+        Scenario(counts=(9, 10), accumulate=2, by="sync", refused=(0, 3, 7, 8, 12), how="error"),
+        None,
+    ),
+    "nothing good in most batches": (
+        Scenario(counts=(9, 10), by="sync", refused=tuple(range(1, 19)), how="error"),
+        None,
+    ),
     "tokens": (Scenario(counts=(4, 3), by="tokens"), [[2, 2], [2, 1]]),
     "tokens of groups": (
         Scenario(counts=(9, 10), accumulate=2, by="tokens"),

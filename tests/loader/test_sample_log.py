@@ -11,6 +11,7 @@ import pytest
 import shardloader as sl
 from shardloader.planning.audit import audit_logs
 from tests.corpora import kept_corpus, loader_of, loaders_of
+from tests.troubled import RefuseSome, troubled_corpus
 
 COUNTS = (9, 0, 14, 9)
 
@@ -98,8 +99,8 @@ def test_two_epochs_in_one_order_are_found(tmp_path):
 def test_a_log_of_an_older_version_is_refused_in_words(tmp_path):
     run(tmp_path, attempt=1, world_size=1, steps=2)
     (path,) = tmp_path.iterdir()
-    path.write_text(path.read_text().replace('"version":2', '"version":1'))
-    with pytest.raises(sl.DataError, match=r"jsonl: .* version 2, and this one has version 1: "):
+    path.write_text(path.read_text().replace('"version":3', '"version":1'))
+    with pytest.raises(sl.DataError, match=r"jsonl: .* version 3, and this one has version 1: "):
         audit_logs(tmp_path)
 
 
@@ -303,3 +304,53 @@ def test_what_was_read_behind_a_state_that_closed_its_epoch_is_rolled_back(tmp_p
     assert history.is_exact
     assert history.epochs[0].tally.samples == 15
     assert history.superseded == 2
+
+
+def test_a_row_says_which_slots_were_bad_or_refused_and_keeps_the_plans_samples(tmp_path):
+    source = troubled_corpus(COUNTS, frozenset({1, 20}))
+    options = {"on_error": "skip", "transform": RefuseSome({2}), "shuffle": False, "batch_size": 8}
+    loader = loader_of(source, **options)
+    loader.log_samples(tmp_path, attempt=1)
+    list(loader)
+    (path,) = tmp_path.iterdir()
+    _, first, second, third, _ = map(json.loads, path.read_text().splitlines())
+    assert (first["index"], first["valid"]) == (list(range(8)), 8)
+    assert (first["bad"], first["refused"]) == ([1], [2])
+    assert "bad" not in second
+    assert third["bad"] == [4]
+    history = audit_logs(tmp_path, source)
+    assert history.is_exact
+    (epoch,) = history.epochs
+    assert (epoch.bad.tolist(), epoch.refused.tolist()) == ([1, 20], [2])
+    assert (epoch.num_given, epoch.tally.samples) == (29, 32)
+
+
+def test_what_was_rolled_back_is_not_counted_as_bad(tmp_path):
+    source = troubled_corpus(COUNTS, frozenset({1}))
+    for attempt in (1, 2):  # the second launch begins anew
+        loader = loader_of(source, on_error="skip", batch_size=8)
+        loader.log_samples(tmp_path, attempt=attempt)
+        list(loader)
+    (epoch,) = audit_logs(tmp_path, source).epochs
+    assert epoch.bad.tolist() == [1]
+
+
+def test_a_log_of_the_version_before_is_read(tmp_path):
+    run(tmp_path, attempt=1)
+    for path in tmp_path.iterdir():
+        path.write_text(path.read_text().replace('"version":3', '"version":2'))
+    history = audit_logs(tmp_path, kept_corpus(COUNTS))
+    assert history.is_exact
+    assert history.epochs[0].bad.size == history.epochs[0].refused.size == 0
+
+
+@pytest.mark.parametrize("slots", [[3], [-1], [True], ["0"], [0.0], 1, {"0": 1}])
+@pytest.mark.parametrize("name", ["bad", "refused"])
+def test_slots_that_a_row_does_not_have_as_valid_are_no_record(tmp_path, name, slots):
+    run(tmp_path, attempt=1, world_size=1)
+    (path,) = tmp_path.iterdir()
+    lines = path.read_text().splitlines()
+    lines[1] = json.dumps({**json.loads(lines[1]), name: slots})
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(sl.DataError, match="line 2: a line is one record"):
+        audit_logs(tmp_path)

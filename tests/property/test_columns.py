@@ -99,6 +99,8 @@ class Unhashable:
 def transform(sample: Any, rng: Any) -> Any:
     if len(sample) == 3:
         raise ZeroDivisionError(sample["__key__"])
+    if sample["__key__"].endswith("6"):
+        return None
     return {**sample, "drawn": int(rng.integers(1000))}
 
 
@@ -128,14 +130,14 @@ def one_by_one():
 
 
 def outcome(folder: Path, loader_options: dict[str, Any], options: dict[str, Any]) -> list[Any]:
-    """What is delivered, and the error that ends it."""
+    """What is delivered, the error that ends it, and what was counted."""
     found: list[Any] = []
     loader: Any = sl.ShardLoader(dataset_of(folder, **options), **loader_options)
     try:
         found += map(plain, loader)
     except Exception as error:
         found.append((type(error), str(error), getattr(error, "__notes__", [])))
-    return found
+    return [*found, loader.stats()]
 
 
 def plain(value: Any) -> Any:
@@ -169,6 +171,7 @@ def plain(value: Any) -> Any:
     batch_size=st.integers(1, 4),
     window=st.sampled_from([False, 1, 100]),
     even=st.sampled_from(["pad", "join"]),
+    on_error=st.sampled_from(["raise", sl.Skip(max_share=1.0)]),
     shards_at_once=st.sampled_from([1, 100]),
     at_once=st.tuples(
         st.integers(1, 9), st.integers(1, 9), st.integers(1, 200), st.integers(1, 100)
@@ -184,6 +187,7 @@ def test_columns_are_what_samples_are(
     batch_size,
     window,
     even,
+    on_error,
     shards_at_once,
     at_once,
 ):
@@ -193,6 +197,7 @@ def test_columns_are_what_samples_are(
         "transform": transform if transformed else None,
         "shuffle": window and sl.Shuffle(window=window),
         "even": even,
+        "on_error": on_error,
     }
     loader_options = {"collate_fn": collate_fn, "meta": meta, "batch_size": batch_size}
     with tempfile.TemporaryDirectory() as folder:
@@ -226,7 +231,7 @@ def test_the_fast_json_reads_what_it_is_stricter_in(data):
 def test_samples_with_the_same_fields_are_read_by_columns(monkeypatch, options):
     """Else the tests here would compare one way with itself."""
     called = []
-    monkeypatch.setattr(samples.SampleReader, "read", lambda *_, **__: called.append(1))
+    monkeypatch.setattr(samples.SampleReader, "load", lambda *_, **__: called.append(1))
     loader: Any = sl.ShardLoader(dataset_of(kept_corpus((9, 8)), **options), batch_size=2)
     assert len(list(loader)) == 9
     assert called == []
