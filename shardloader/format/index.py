@@ -257,7 +257,8 @@ def _partitions(starts: Int64Array, total: int, *, least: int) -> bool:
     """Whether `starts` goes from 0 to `total` in steps of at least `least`."""
     if not len(starts) or starts[0] != 0 or starts[-1] != total:
         return False
-    return bool((starts[1:] >= starts[:-1] + least).all()) if len(starts) > 1 else True
+    left, right = starts[:-1], starts[1:]  # not left + least, which may overflow
+    return bool((right > left if least else right >= left).all())
 
 
 def _refusal(name: str, problem: str) -> IndexFileError:
