@@ -51,7 +51,7 @@ def fuzzed(name: str, seconds: int) -> dict[str, Any]:
         "lines_and_branches": int(covered[-1]) if covered else 0,
         "findings": len(found),
         "is_sound": done.returncode == 0 and executed is not None,
-        "told": "" if done.returncode == 0 else done.stderr[-3000:],
+        "told": "" if done.returncode == 0 else f"{done.stderr[-3000:]}\nexit {done.returncode}\n",
     }
 
 
