@@ -305,6 +305,8 @@ class _Scanner:
             records = tar_fields.pax_records(content)
             if "size" in records:
                 raise FieldError("a global PAX header can't give the size of every member")
+            if "path" in overrides.everywhere:
+                raise FieldError("a global PAX header follows one that names every member")
             overrides.everywhere.update(records)
             return
         if overrides.start is None:

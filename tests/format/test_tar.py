@@ -84,6 +84,12 @@ LONG, PAX = extension(b"L", b"b.txt\0"), extension(b"x", record("path", "b.txt")
         (extension(b"x", record("path", "b\0.txt")) + header(), "PAX path"),
         (extension(b"x", record("", "b")) + header(), "without a keyword"),
         (extension(b"g", record("size", "0")) + header(), "size of every member"),
+        (
+            extension(b"g", record("path", "g"))
+            + extension(b"g", record("comment", ""))
+            + header(),
+            "follows one that names",
+        ),
         (PAX + PAX + header(), "two PAX headers"),
         (LONG + LONG + header(), "two GNU headers"),
         (LONG + PAX + header(), "both give its name"),

@@ -41,7 +41,7 @@ def test_c08_a_window_as_large_as_the_data_takes_each_sample_anywhere():
     """Which tenth of an epoch a sample comes in, over many epochs, does not hang on its place."""
     loader = loader_of(kept_corpus((10,) * 16), batch_size=4)
     epochs = 40
-    found = Counter()
+    found: Counter[tuple[int, int]] = Counter()
     for _ in range(epochs):
         found += Counter((number // 16, at // 16) for at, number in enumerate(valid_of(loader)))
     expected = epochs * 16 / 10
