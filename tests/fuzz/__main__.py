@@ -44,6 +44,8 @@ def fuzzed(name: str, seconds: int) -> dict[str, Any]:
         for path in found:
             (SEEDS / name).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, SEEDS / name / path.name.rpartition("-")[2][:16])
+    # atheris writes what was raised to stdout, libFuzzer the rest to stderr
+    told = f"{done.stdout[-3000:]}\n{done.stderr[-600:]}\nexit {done.returncode}\n"
     executed, covered = _EXECUTED.search(done.stderr), _COVERED.findall(done.stderr)
     return {
         "target": name,
@@ -51,7 +53,7 @@ def fuzzed(name: str, seconds: int) -> dict[str, Any]:
         "lines_and_branches": int(covered[-1]) if covered else 0,
         "findings": len(found),
         "is_sound": done.returncode == 0 and executed is not None,
-        "told": "" if done.returncode == 0 else f"{done.stderr[-3000:]}\nexit {done.returncode}\n",
+        "told": "" if done.returncode == 0 else told,
     }
 
 

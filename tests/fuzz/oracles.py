@@ -90,7 +90,7 @@ _LINE = re.compile(
     rb"(?P<name>.*)",
     re.DOTALL,
 )
-_OTHER = re.compile(rb"[dlhbcpVMD][-rwxsStT]{9} ")
+_OTHER = re.compile(rb"[dlhbcpVMD][-rwxsStT]{9} \S+ +(?P<size>\d+)[ ,]")
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
 _LETTERS = {
     b"n": b"\n",
@@ -124,9 +124,10 @@ def by_gnu_tar(data: bytes) -> Reading | None:
     for line in done.stderr.splitlines():
         match = _LINE.fullmatch(line)
         if match is None:
-            if _OTHER.match(line):
-                continue
-            return None
+            other = _OTHER.match(line)
+            if other is None or (line[:1] in b"dlhp" and int(other["size"])):
+                return None  # a link's size is no data to tarfile and POSIX, but to GNU tar it is
+            continue
         size = int(match["size"])
         name = _ESCAPE.sub(_unescaped, match["name"]).decode("utf-8", "surrogateescape")
         if name.endswith("/"):
