@@ -76,7 +76,10 @@ def pax_records(data: bytes) -> dict[str, bytes]:
         if end > len(data) or end <= space + 1 or data[end - 1 : end] != b"\n" or not equals:
             raise FieldError(f"PAX record of wrong length: {data[position : position + 20]!r}")
         _check_record(keyword, value)
-        records[keyword.decode("utf-8", "replace")] = value
+        word = keyword.decode("utf-8", "replace")
+        if changes_a_member(word) and records.get(word, value) != value:
+            raise FieldError(f"PAX records give two values of {word}")
+        records[word] = value
         position = end
     return records
 

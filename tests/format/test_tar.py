@@ -90,6 +90,10 @@ LONG, PAX = extension(b"L", b"b.txt\0"), extension(b"x", record("path", "b.txt")
             + header(),
             "follows one that names",
         ),
+        (
+            extension(b"g", record("path", "a") + record("path", "b")) + header(),
+            "two values of path",
+        ),
         (PAX + PAX + header(), "two PAX headers"),
         (LONG + LONG + header(), "two GNU headers"),
         (LONG + PAX + header(), "both give its name"),
