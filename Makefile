@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format oldest nightly show bench clean
+.PHONY: help setup demo test check format fuzz oldest nightly show bench clean
 
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,11 +34,15 @@ format: $(STAMP) ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+fuzz: $(STAMP) ## every fuzz target, some 15 seconds each (FUZZ_SECONDS=600: so long, from a new seed)
+	$(BIN)/python -m tests.fuzz $(if $(FUZZ_SECONDS),--seconds $(FUZZ_SECONDS))
+
 oldest: ## unit tests with the oldest numpy, fsspec, zstandard and torchdata admitted
 	tools/oldest.sh
 
-nightly: $(STAMP) ## thirty times the property tests' examples, 5,000 chains, 50 killed runs
+nightly: $(STAMP) ## an hour's fuzzing, thirty times the property tests' examples, 5,000 chains, 50 kills
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -n 2 tests/property
+	$(BIN)/python -m tests.fuzz --seconds $(or $(FUZZ_SECONDS),1000)
 	$(BIN)/python -W ignore -m tests.stress.chains 5000 --jobs 2
 	$(BIN)/python -W ignore -m tests.stress.kills 50
 

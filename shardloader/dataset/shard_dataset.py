@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shardloader.dataset.batches import BatchMaker, row_blocks
+from shardloader.dataset.dealt_again import refuse_second_dealing
 from shardloader.dataset.map_dataset import MapDataset
 from shardloader.dataset.recipe import (
     Options,
@@ -178,7 +179,11 @@ class ShardDataset(IterableDataset[Any]):
         self._epoch[1] = 1
 
     def __iter__(self) -> Iterator[Any]:
-        """This rank's and worker's samples, or batches if the dataset has a batch_size."""
+        """This rank's and worker's samples, or batches if the dataset has a batch_size.
+
+        Raises UsageError under a trainer that would divide them over the ranks again.
+        """
+        refuse_second_dealing(self, world_size=self.resolve_topology().world_size)
         self._adopt_loaded_epoch()
         running = self._plan(int(self._epoch[0]))
         if self._loaded is not None:

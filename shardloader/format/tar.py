@@ -25,7 +25,7 @@ from shardloader.format.notices import (
     Notice,
     Notices,
 )
-from shardloader.format.tar_fields import FieldError
+from shardloader.format.tar_fields import FieldError, changes_a_member
 from shardloader.format.tar_header import BLOCK_BYTES, padding
 
 if TYPE_CHECKING:
@@ -118,17 +118,37 @@ class _Overrides:
     def __init__(self) -> None:
         self.everywhere: dict[str, bytes] = {}
         self.pax: dict[str, bytes] = {}
+        self.has_pax = False
         self.gnu_name: bytes | None = None
         self.start: int | None = None  # where the first pending extension header lies
 
     def clear(self) -> None:
         self.pax = {}
+        self.has_pax = False
         self.gnu_name = None
         self.start = None
 
+    def add_records(self, records: dict[str, bytes]) -> None:
+        """Take a PAX header's; readers differ in whom they believe where two contradict."""
+        said = {**self.pax, **self.everywhere} if self.has_pax else self.pax
+        twice = [word for word in records if changes_a_member(word) and word in said]
+        if twice:
+            raise FieldError(f"two PAX headers of one member both give its {twice[0]}")
+        self.pax.update(records)
+        self.has_pax = True
+
+    def add_gnu_name(self, content: bytes) -> None:
+        """Take a GNU header's long name, which a NUL ends; some writers leave that to padding."""
+        name, end, _ = content.partition(b"\0")
+        if not name or not (end or len(content) % BLOCK_BYTES == 0):
+            raise FieldError(f"a GNU long name ends with a NUL, and is not {content[:40]!r}")
+        if self.gnu_name is not None:
+            raise FieldError("two GNU headers of one member both give its name")
+        self.gnu_name = name
+
     def get(self, keyword: str) -> bytes | None:
-        """Give a record's value; an empty one takes back what a global header said."""
-        return self.pax.get(keyword, self.everywhere.get(keyword)) or None
+        """Give what a record says, the member's own or that of all."""
+        return self.pax.get(keyword, self.everywhere.get(keyword))
 
     @property
     def silent(self) -> bool:
@@ -180,7 +200,8 @@ class _Scanner:
         if block == _ZERO_BLOCK or not block.strip(b"\0"):
             self._check_nothing_pending(position)
             if len(block) < BLOCK_BYTES:
-                self.notices.add("missing_end_of_archive", position)
+                # the last member's padding may be missing too
+                self.notices.add("missing_end_of_archive", min(position, self.total))
             self._look_behind(position + BLOCK_BYTES)
             return True
         if len(block) == BLOCK_BYTES:
@@ -199,7 +220,7 @@ class _Scanner:
                 f"{self.shard}: truncated: the extension header at byte {start} announces a member "
                 f"that should follow at byte {position}, and the archive ends there",
                 kind="truncated",
-                offset=position,
+                offset=min(position, self.total),
             )
 
     def _look_behind(self, position: int) -> None:
@@ -227,6 +248,8 @@ class _Scanner:
         name = block[:100].split(b"\0", 1)[0]
         if block[257:263] == b"ustar\0":
             prefix = block[345:500].split(b"\0", 1)[0]
+            if prefix and not name and block[156] == 0:
+                raise self._bad(position, "its name is empty, and its prefix is not")
             name = prefix + b"/" + name if prefix else name
         try:
             size = tar_fields.number(block[124:136], "size")
@@ -239,13 +262,15 @@ class _Scanner:
         size = header.size
         if size > self.total - data:
             raise self._cut_in_data(tar_fields.text(header.name), data, size)
-        if header.typeflag == _LABEL_TYPE:
+        if header.typeflag == _LABEL_TYPE and self.overrides.start is None:
             return data + size + padding(size)
         if size > _MAX_EXTENSION_BYTES:
             raise self._bad(
                 position, f"an extension header of {size} bytes; at most {_MAX_EXTENSION_BYTES}"
             )
         content = self.view[data : data + size].tobytes()
+        if header.typeflag == ord("L") and b"\0" not in content:
+            content += self.view[data + size : data + size + padding(size)][:1].tobytes()
         try:
             self._apply_extension(header.typeflag, content, position)
         except FieldError as error:
@@ -255,14 +280,21 @@ class _Scanner:
     def _apply_extension(self, typeflag: int, content: bytes, position: int) -> None:
         overrides = self.overrides
         if typeflag == ord("g"):
-            overrides.everywhere.update(tar_fields.pax_records(content))
+            records = tar_fields.pax_records(content)
+            if "size" in records:
+                raise FieldError("a global PAX header can't give the size of every member")
+            if "path" in overrides.everywhere:
+                raise FieldError("a global PAX header follows one that names every member")
+            overrides.everywhere.update(records)
             return
         if overrides.start is None:
             overrides.start = position
         if typeflag in _PAX_TYPES:
-            overrides.pax.update(tar_fields.pax_records(content))
+            overrides.add_records(tar_fields.pax_records(content))
         elif typeflag == ord("L"):
-            overrides.gnu_name = content.split(b"\0", 1)[0]
+            overrides.add_gnu_name(content)
+        elif typeflag == _LABEL_TYPE:
+            raise FieldError("a volume label follows an extension header that announces a member")
 
     def _member(self, header: _Header, position: int) -> tuple[Member, int]:
         overrides = self.overrides
@@ -289,8 +321,10 @@ class _Scanner:
 
     def _overridden(self, header: _Header, position: int) -> tuple[str, int]:
         overrides = self.overrides
-        name = overrides.get("path") or overrides.gnu_name or header.name
-        size = overrides.get("size")
+        path, size = overrides.get("path"), overrides.get("size")
+        name = path or overrides.gnu_name or header.name
+        if path and overrides.gnu_name:
+            raise self._bad(position, "a PAX header and a GNU header both give its name")
         try:
             return tar_fields.text(name), header.size if size is None else tar_fields.pax_size(size)
         except FieldError as error:

@@ -75,9 +75,23 @@ def pax_records(data: bytes) -> dict[str, bytes]:
         keyword, equals, value = data[space + 1 : end - 1].partition(b"=")
         if end > len(data) or end <= space + 1 or data[end - 1 : end] != b"\n" or not equals:
             raise FieldError(f"PAX record of wrong length: {data[position : position + 20]!r}")
-        records[keyword.decode("utf-8", "replace")] = value
+        _check_record(keyword, value)
+        word = keyword.decode("utf-8", "replace")
+        if changes_a_member(word) and records.get(word, value) != value:
+            raise FieldError(f"PAX records give two values of {word}")
+        records[word] = value
         position = end
     return records
+
+
+def _check_record(keyword: bytes, value: bytes) -> None:
+    """Refuse what readers of tar read in different ways."""
+    if not keyword:
+        raise FieldError("PAX record without a keyword")
+    if keyword in {b"path", b"size"} and (not value or b"\0" in value):
+        raise FieldError(
+            f"PAX {keyword.decode()} should be a text without NULs, not {value[:40]!r}"
+        )
 
 
 def changes_a_member(keyword: str) -> bool:

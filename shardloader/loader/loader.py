@@ -83,6 +83,11 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
     group is complete, and the optimiser's turn, when `loader.step % loader.accumulate == 0`.
     """
 
+    # What Accelerate (1.15) asks a loader: its prepare() would build another around the dataset,
+    # which divides itself already. So it leaves this one as it is, and saves and loads its state.
+    _is_accelerate_prepared: Final = True
+    use_stateful_dataloader: Final = True
+
     def __init__(
         self,
         dataset: ShardDataset | LoaderDataset,

@@ -149,6 +149,7 @@ def test_the_digest_covers_every_part(index, change):
     [
         ("sample_starts", [0, 2, 4, 3, 8, 10], "rise"),
         ("sample_starts", [0, 2, 4, 4, 8, 10], "rise"),
+        ("sample_starts", [0, 2, 2**63 - 1, 6, 8, 10], "rise"),
         ("sample_starts", [1, 2, 4, 6, 8, 10], "rise"),
         ("sample_starts", [0, 2, 4, 6, 8, 11], "rise"),
         ("sample_starts", [], "key for every sample"),

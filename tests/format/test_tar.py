@@ -73,9 +73,58 @@ def test_a_global_pax_header_speaks_for_all_members_and_a_local_one_goes_first()
     assert names(data) == ["g.txt", "x.txt", "g.txt"]
 
 
-def test_an_empty_pax_value_takes_a_global_one_back():
-    data = extension(b"g", record("path", "g.txt")) + extension(b"x", record("path", "")) + header()
-    assert names(data) == ["a.txt"]
+LONG, PAX = extension(b"L", b"b.txt\0"), extension(b"x", record("path", "b.txt"))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (extension(b"x", record("path", "")) + header(), "PAX path"),
+        (extension(b"x", record("size", "")) + header(), "PAX size"),
+        (extension(b"x", record("path", "b\0.txt")) + header(), "PAX path"),
+        (extension(b"x", record("", "b")) + header(), "without a keyword"),
+        (extension(b"g", record("size", "0")) + header(), "size of every member"),
+        (
+            extension(b"g", record("path", "g"))
+            + extension(b"g", record("comment", ""))
+            + header(),
+            "follows one that names",
+        ),
+        (
+            extension(b"g", record("path", "a") + record("path", "b")) + header(),
+            "two values of path",
+        ),
+        (PAX + PAX + header(), "two PAX headers"),
+        (extension(b"g", record("path", "g")) + extension(b"x", b"") + PAX + header(), "two PAX"),
+        (LONG + LONG + header(), "two GNU headers"),
+        (LONG + PAX + header(), "both give its name"),
+        (PAX + LONG + header(), "both give its name"),
+        (extension(b"g", record("path", "g.txt")) + LONG + header(), "both give its name"),
+        (extension(b"L", b"\0") + header(), "GNU long name"),
+        (
+            extension(b"L", b"b.txt")[:1024].replace(b"b.txt\0", b"b.txtx") + header(),
+            "GNU long name",
+        ),
+        (LONG + extension(b"V", b"") + header(), "volume label"),
+        (header(b"", typeflag=b"\0", prefix=b"b.txt"), "its name is empty"),
+    ],
+)
+def test_what_readers_of_tar_read_in_different_ways_is_refused(data, words):
+    error = error_of(data + END_OF_ARCHIVE)
+    assert error.kind == "bad_header"
+    assert words in str(error)
+
+
+def test_a_gnu_long_name_may_leave_its_nul_to_the_padding():
+    assert names(extension(b"L", b"b.txt") + header()) == ["b.txt"]
+
+
+def test_what_is_said_of_an_archive_without_its_last_padding_lies_in_it():
+    shard = tar_bytes([("a.txt", b"abc")])[: 512 + 3]
+    notices = Notices()
+    assert len(list(scan(shard, shard="s", notices=notices))) == 1
+    assert [(n.kind, n.offset) for n in notices.freeze()] == [("missing_end_of_archive", 515)]
+    assert error_of(LONG[: 512 + 6]).offset == 518
 
 
 def test_a_members_header_begins_with_its_extensions():
