@@ -42,9 +42,7 @@ BAD_KINDS: Final = {
 REFUSED: Final = "refused"  # the kind of what a transform returned None for
 
 MOST_TRIED: Final = 256  # samples that are read in search of a good one
-MOST_LOOKED_AT: Final = (
-    1 << 22
-)  # positions, where those of shards that are known to be bad are many
+MOST_LOOKED_AT: Final = 1 << 22  # positions, many of them perhaps of shards known to be bad
 MESSAGE_LENGTH: Final = 500
 NUM_NAMED: Final = 5
 

@@ -295,7 +295,7 @@ def test_resume_decodes_no_sample_that_is_not_delivered():
         return str(data, "ascii")
 
     options = {"decode": {"txt": decode}, "fields": ("txt",), "shuffle": sl.Shuffle(window=6)}
-    whole = make(**options)
+    whole = make(**options, decode_threads=0)  # threads would go on decoding meanwhile
     iterator = iter(whole)
     list(islice(iterator, 4))
     state = whole.state_dict()
