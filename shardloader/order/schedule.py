@@ -13,7 +13,7 @@ import numpy as np
 
 from shardloader.order.dealing import Dealing
 from shardloader.order.epoch import Samples
-from shardloader.order.window import BlockMemo
+from shardloader.order.window import BlockMemo, is_remembered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,13 +97,17 @@ class Schedule:
     def steps_at_once(self, num_workers: int) -> int:
         """Steps that are best evaluated together by one of `num_workers` readers of a rank.
 
-        A window costs three blocks however few of its places are asked for, so a chunk should
-        hold about a window of each lane that the reader reads.
+        Few, where the reader remembers the blocks that it is in. Otherwise a window costs three
+        blocks however few of its places are asked for, so a chunk should hold about a window of
+        each lane that the reader reads.
         """
         grid, dealing = self.order.grid, self.dealing
         lanes = max(1, grid.ranks * grid.workers // (dealing.world_size * num_workers))
         window = min(self.order.window or 1, self.order.lanes.longest)
-        wanted = min(max(lanes * window, POSITIONS_AT_LEAST), POSITIONS_AT_MOST)
+        if is_remembered(lanes=lanes, width=window):
+            wanted = POSITIONS_AT_LEAST
+        else:
+            wanted = min(max(lanes * window, POSITIONS_AT_LEAST), POSITIONS_AT_MOST)
         return max(1, wanted // dealing.batch_size)
 
 

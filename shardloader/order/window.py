@@ -29,8 +29,6 @@ from shardloader.order.permutation import (
 from shardloader.order.search import edges_at_most
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from shardloader.order.grid import Places
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
 DEFAULT_WINDOW = 10_000
 WORDS_AT_ONCE = 1 << 20  # blocks are sorted in groups of about this many words (8 MiB)
 WIDTH_TO_KEEP = 1024  # shorter blocks lie whole in one call, and the next call asks for others
+WIDTHS_TO_KEEP = 1 << 21  # of all lanes together: up to three blocks a lane and pass, 24 MiB each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,28 +92,59 @@ class BlockMemo:
     """The blocks that were permuted last, for a caller that goes along its lanes.
 
     What it asks for next lies in some of the same blocks; each would be sorted three to five
-    times without. Of each stream the last call's blocks are kept: at most WORDS_AT_ONCE columns.
+    times without. Of each stream it holds as many blocks as one call needed at most, four bytes a
+    place.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[_Stream, dict[int, NDArray[Any]]]] = {}
+        self._pools: dict[int, _Pool] = {}
 
-    def permuted(self, blocks: _Blocks, width: int, stream: _Stream) -> NDArray[Any]:
-        """The blocks' permutations, [blocks, width], as `_permuted` gives them."""
-        kept, known = self._kept.pop(stream.number, (stream, {}))
-        if kept != stream:
-            known = {}
+    def permuted(
+        self, blocks: _Blocks, width: int, stream: _Stream
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Permutations [n, width], and at which of them each block's lies, int64 [blocks]."""
+        pool = self._pools.get(stream.number)
+        if pool is None or pool.stream != stream or pool.columns.shape[1] != width:
+            pool = self._pools[stream.number] = _Pool(stream, width)
+        return pool.columns_of(blocks)
+
+
+class _Pool:
+    """Permutations of blocks of one stream, each known by its block's first place in the lane."""
+
+    def __init__(self, stream: _Stream, width: int) -> None:
+        self.stream = stream
+        self.columns = np.empty((0, width), dtype=np.int32 if width < 2**31 else np.int64)
+        self._at: dict[int, int] = {}
+
+    def columns_of(self, blocks: _Blocks) -> tuple[NDArray[Any], NDArray[np.int64]]:
         begins = (blocks.base + blocks.first).tolist()
-        missing = [at for at, begin in enumerate(begins) if begin not in known]
-        narrow = np.int32 if width < 2**31 else np.int64
-        columns = np.empty((len(begins), width), dtype=narrow)
-        if missing:
-            columns[missing] = _permuted(blocks.at(missing), width, stream)
-        for at, begin in enumerate(begins):
-            if begin in known:
-                columns[at] = known[begin]
-        self._kept[stream.number] = (stream, dict(zip(begins, columns, strict=True)))
-        return columns
+        self._at = {begin: self._at[begin] for begin in begins if begin in self._at}
+        missing = [number for number, begin in enumerate(begins) if begin not in self._at]
+        self._grow_to(len(begins))
+        used = set(self._at.values())
+        free = [at for at in range(len(self.columns)) if at not in used][: len(missing)]
+        width = self.columns.shape[1]
+        at_once = max(1, WORDS_AT_ONCE // width)
+        for start in range(0, len(missing), at_once):
+            some, to = missing[start : start + at_once], free[start : start + at_once]
+            self.columns[to] = _permuted(blocks.at(some), width, self.stream)
+        self._at |= {begins[number]: at for number, at in zip(missing, free, strict=True)}
+        return self.columns, np.array([self._at[begin] for begin in begins], dtype=np.int64)
+
+    def _grow_to(self, num_blocks: int) -> None:
+        if num_blocks <= len(self.columns):
+            return
+        grown = np.empty((num_blocks, self.columns.shape[1]), dtype=self.columns.dtype)
+        kept = list(self._at.values())
+        grown[: len(kept)] = self.columns[kept]
+        self._at = {begin: at for at, begin in enumerate(self._at)}
+        self.columns = grown
+
+
+def is_remembered(*, lanes: int, width: int) -> bool:
+    """Whether a memo holds the blocks of somebody who reads so many lanes, with such blocks."""
+    return width >= WIDTH_TO_KEEP and (lanes <= 1 or lanes * width <= WIDTHS_TO_KEEP)
 
 
 def shuffled(
@@ -165,26 +195,18 @@ class _Pass(NamedTuple):
         base_of = base[sample]
         stop = np.minimum(hi[sample] - base_of, self.width)
         blocks = _Blocks(base_of, begin[sample] - base_of, stop)
-        taken = np.empty_like(at)
-        column = at - base
-        for group, columns in self._permuted(blocks):
-            if len(base_of) == group.stop - group.start:
-                np.add(base, columns[block, column], out=taken)
-                return taken
-            inside = np.flatnonzero((block >= group.start) & (block < group.stop))
-            taken[inside] = base[inside] + columns[block[inside] - group.start, column[inside]]
-        return taken
-
-    def _permuted(self, blocks: _Blocks) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Groups of blocks with their permutations, [blocks in the group, width]."""
-        num_blocks = len(blocks.base)
+        column, taken = at - base, np.empty_like(at)
+        if self.memo is not None and is_remembered(lanes=len(distinct) // 2, width=self.width):
+            columns, row = self.memo.permuted(blocks, self.width, self.stream)
+            np.add(base, columns[row[block], column], out=taken)
+            return taken
         at_once = max(1, WORDS_AT_ONCE // self.width)
-        if self.memo is not None and self.width >= WIDTH_TO_KEEP and num_blocks <= at_once:
-            yield slice(0, num_blocks), self.memo.permuted(blocks, self.width, self.stream)
-            return
-        for start in range(0, num_blocks, at_once):
-            group = slice(start, min(start + at_once, num_blocks))
-            yield group, _permuted(blocks.at(group), self.width, self.stream)
+        for start in range(0, len(distinct), at_once):
+            stop_at = start + at_once
+            columns = _permuted(blocks.at(slice(start, stop_at)), self.width, self.stream)
+            inside = np.flatnonzero((block >= start) & (block < stop_at))
+            taken[inside] = base[inside] + columns[block[inside] - start, column[inside]]
+        return taken
 
 
 def _taken_in(
@@ -215,10 +237,14 @@ def _words_of_blocks(base: NDArray[np.int64], width: int, stream: _Stream) -> ND
     Blocks that follow one another on the line are drawn in one go: setting a generator up costs
     as much as some thousand words.
     """
-    words = np.zeros((len(base), width), dtype=np.uint64)
-    flat = words.reshape(-1)
     breaks = np.flatnonzero(np.diff(base) != width) + 1
     edges = [0, *breaks.tolist(), len(base)]
+    if len(edges) == 2 and base[0] >= 0:
+        begin = int(base[0])
+        row = random_words(stream.key, stream.number, begin, begin + len(base) * width)
+        return row.reshape(len(base), width)
+    words = np.zeros((len(base), width), dtype=np.uint64)
+    flat = words.reshape(-1)
     for first, stop in itertools.pairwise(edges):
         start = int(base[first])
         drawn = max(start, 0)  # the line has no place before 0; such columns are in no lane

@@ -93,14 +93,16 @@ def test_steps_at_once_hold_about_a_window_of_each_lane_within_bounds():
     counts = [10**9]
     grid = Grid(ranks=8, workers=4, batch=32)
     of: dict[str, Any] = {"counts": counts, "grid": grid, "world_size": 8, "batch_size": 32}
-    # In the first topology a worker reads one lane.
-    assert a_schedule(window=100_000, **of).steps_at_once(4) == 100_000 // 32
-    # One worker instead of four reads four.
-    assert a_schedule(window=100_000, **of).steps_at_once(1) == 400_000 // 32
+    # In the first topology a worker reads one lane, and remembers the blocks that it is in.
+    assert a_schedule(window=10**6, **of).steps_at_once(4) == POSITIONS_AT_LEAST // 32
+    assert a_schedule(window=100_000, **of).steps_at_once(1) == POSITIONS_AT_LEAST // 32
+    # Windows of four lanes that are too large to be remembered.
+    assert a_schedule(window=10**6, **of).steps_at_once(1) == POSITIONS_AT_MOST // 32
+    few: dict[str, Any] = {**of, "world_size": 1, "batch_size": 8}
+    assert a_schedule(window=1000, **few).steps_at_once(1) == 32_000 // 8
     assert a_schedule(window=10, **of).steps_at_once(4) == POSITIONS_AT_LEAST // 32
     assert a_schedule(window=None, **of).steps_at_once(4) == POSITIONS_AT_LEAST // 32
-    assert a_schedule(window=10**9, **of).steps_at_once(4) == POSITIONS_AT_MOST // 32
     huge: dict[str, Any] = {**of, "batch_size": 10**6}
     assert a_schedule(window=10, **huge).steps_at_once(4) == 1
     # More readers than lanes: still a lane each.
-    assert a_schedule(window=100_000, **of).steps_at_once(64) == 100_000 // 32
+    assert a_schedule(window=10**6, **of).steps_at_once(64) == POSITIONS_AT_LEAST // 32

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -184,3 +185,18 @@ def test_places_that_are_lanes_of_their_own_cost_no_block(words_drawn):
     tail = Places(at, at + 1, at)
     assert np.array_equal(shuffled(tail, window=1 << 40, longest=1 << 30, key=(0, 0)), at)
     assert words_drawn == []
+
+
+def test_what_is_remembered_takes_four_bytes_a_place_for_a_few_blocks():
+    length, window, memo = 400_000, 50_000, BlockMemo()
+    places = one_lane(length)
+    tracemalloc.start()
+    try:
+        for start in range(0, length, 10_000):
+            some = Places(*(each[start : start + 10_000] for each in places))
+            shuffled(some, window=window, longest=length, key=(3, 4), memo=memo)
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 5 * 4 * window + 100_000
+    assert peak < 40 * window + 1_000_000
