@@ -51,6 +51,7 @@ show: $(STAMP) ## the figures of the README: planning, state and resume, measure
 	$(BIN)/python benchmarks/resume.py
 	$(BIN)/python benchmarks/shuffle_quality.py
 	$(BIN)/python benchmarks/flatness.py
+	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python benchmarks/indexing.py
 	$(BIN)/python benchmarks/verifying.py
 

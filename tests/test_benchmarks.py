@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from benchmarks import flatness, indexing, planning, resume, verifying
+from benchmarks import flatness, indexing, memory, planning, resume, verifying
 
 
 def test_planning_is_measured_for_every_window():
@@ -54,3 +54,10 @@ def test_verifying_is_measured_beside_other_readers_of_the_same_samples():
         "webdataset",
     }
     assert min(figures.values()) > 0
+
+
+def test_the_memory_of_a_worker_is_told_by_window_and_epoch():
+    words = ["--samples", "2000", "--windows", "100", "--workers", "1", "--epochs", "2"]
+    figures = memory.report(memory._options(words))
+    assert set(figures) == {"idle", "window 100"}
+    assert all(len(peaks) == 2 and min(peaks) > 0 for peaks in figures.values())
