@@ -14,7 +14,6 @@ import resource
 import statistics
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ WINDOW_SHARDS = 4
 
 def main() -> None:
     options = _options()
-    warnings.filterwarnings("ignore", "'set_vital' is deprecated")
     with tempfile.TemporaryDirectory() as folder:
         corpora = {num: _made(Path(folder, str(num)), num, options) for num in options.shards}
         _cost(corpora[min(corpora)], options)  # imports what is imported when first used

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import warnings
 from typing import Any, Final
 
 import shardloader as sl
@@ -92,7 +91,6 @@ class _Watch:
 
 def _read(options: argparse.Namespace) -> None:
     """What a measured process does: some epochs, and a line after each."""
-    warnings.filterwarnings("ignore", "'set_vital' is deprecated")
     how: dict[str, Any] = {"num_workers": options.workers, "persistent_workers": True}
     loader: Any
     if options.measure == IDLE:

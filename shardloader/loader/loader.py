@@ -6,6 +6,8 @@ workers in `engine`; here are the options, and the face that trainers see.
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -111,12 +113,15 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         passed_on = _checked_options(options)
         _check_quarantine(source, quarantine)
         _check_reseeds(source, num_workers)
-        super().__init__(
-            LoaderDataset(source),
-            batch_size=batching.batch_size or 1,
-            num_workers=num_workers,
-            **passed_on,
-        )
+        with warnings.catch_warnings():
+            # torchdata's own affair, that every user would see at every start
+            warnings.filterwarnings("ignore", "'set_vital' is deprecated", UserWarning)
+            super().__init__(
+                LoaderDataset(source),
+                batch_size=batching.batch_size or 1,
+                num_workers=num_workers,
+                **passed_on,
+            )
         self.collate_fn = collate_fn
         self.meta = checked_meta(meta)
         self._progress = Progress(
@@ -291,6 +296,8 @@ def _check_quarantine(source: ShardDataset, quarantine: Any) -> None:
             "quarantine= lists the bad samples that are skipped, and this dataset stops at the "
             'first: give ShardDataset on_error="skip", or leave it out'
         )
+    if quarantine is not None and Path(quarantine).exists() and not Path(quarantine).is_dir():
+        raise UsageError(f"quarantine= is a folder, made when needed, and {quarantine} is a file")
 
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -87,7 +87,9 @@ def decode_int(data: memoryview) -> int:
     """Return a decimal integer written in ASCII."""
     text = str(data, "utf-8").strip()
     if not _INTEGER.fullmatch(text):
-        raise ValueError(f"{text[:40]!r} is no integer; class names are read with decode='text'")
+        raise ValueError(
+            f"{text[:40]!r} is no integer; class names are text: decode={{FIELD: 'text'}}"
+        )
     return int(text)
 
 

@@ -151,6 +151,7 @@ def _expanded(source: PathText) -> list[str]:
     if len(paths) == 1 and not Path(paths[0]).exists():
         raise UsageError(
             f"a dataset is a folder, a brace pattern or a list of shards; there is no {text!r}"
+            + ("; for what * stands for, give sorted(glob.glob(...))" if "*" in text else "")
         )
     return paths
 
@@ -165,6 +166,12 @@ def _listed(paths: Sequence[str], index_root: str | None, location: str) -> Sour
     if len(set(absolute)) != len(absolute):
         twice = next(path for path, count in Counter(absolute).items() if count > 1)
         raise UsageError(f"a dataset has each shard once; the list has {twice!r} twice")
+    inside = next((path for path in absolute if os.path.isdir(path)), None)  # noqa: PTH112 - 1 us
+    if inside is not None:
+        raise UsageError(
+            f"a list holds shards, and {inside} is a folder, a dataset of its own: give one "
+            "folder, or list the shards in it"
+        )
     root = os.path.commonpath(folders)
     return Source(
         root=root,

@@ -307,8 +307,10 @@ def test_a_quarantine_without_skipping_is_refused(tmp_path):
 
 def test_a_quarantine_that_cant_be_written_says_so(tmp_path):
     (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(sl.UsageError, match="file is a file"):
+        troubled_loader(quarantine=tmp_path / "file")
     with pytest.raises(sl.WorldError, match="can't write the quarantine"):
-        list(troubled_loader(quarantine=tmp_path / "file"))
+        list(troubled_loader(quarantine=tmp_path / "file" / "folder"))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -282,3 +282,14 @@ def test_what_may_not_index_refuses_and_changes_nothing(tmp_path):
     open_catalog(tmp_path)
     for given in (tmp_path, [tmp_path / "a.tar"]):
         assert open_catalog(given, may_index=False).manifest.num_samples == 1
+
+
+def test_a_folder_in_a_list_of_shards_is_told_from_a_shard(tmp_path):
+    write_shard(tmp_path / "one" / "a.tar", 2)
+    with pytest.raises(UsageError, match="one is a folder, a dataset of its own"):
+        open_catalog([tmp_path / "one"])
+
+
+def test_what_a_star_stands_for_is_the_callers_to_find(tmp_path):
+    with pytest.raises(UsageError, match=r"sorted\(glob\.glob\(\.\.\.\)\)"):
+        open_catalog(f"{tmp_path}/*.tar")
