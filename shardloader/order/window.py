@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -82,6 +82,9 @@ class _Blocks(NamedTuple):
         return _Blocks(self.base[which], self.first[which], self.stop[which])
 
 
+_Block: TypeAlias = tuple[int, int, int]  # base, first and stop of one block
+
+
 class _Stream(NamedTuple):
     """The words of one pass of blocks: the key (seed, pass number), and the stream's number."""
 
@@ -93,27 +96,29 @@ class BlockMemo:
     """The blocks that were permuted last, for a caller that goes along its lanes.
 
     What it asks for next lies in some of the same blocks; each would be sorted three to five
-    times without. Of each stream the last call's blocks are kept: at most WORDS_AT_ONCE columns.
+    times without. Of each stream the last call's blocks are kept: WORDS_AT_ONCE columns, or one
+    block that is wider. The caller's window and lanes may change: then nothing that is kept fits.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[_Stream, dict[int, NDArray[Any]]]] = {}
+        self._kept: dict[int, tuple[tuple[_Stream, int], dict[_Block, NDArray[Any]]]] = {}
 
     def permuted(self, blocks: _Blocks, width: int, stream: _Stream) -> NDArray[Any]:
         """The blocks' permutations, [blocks, width], as `_permuted` gives them."""
-        kept, known = self._kept.pop(stream.number, (stream, {}))
-        if kept != stream:
+        of = (stream, width)
+        kept, known = self._kept.pop(stream.number, (of, {}))
+        if kept != of:
             known = {}
-        begins = (blocks.base + blocks.first).tolist()
-        missing = [at for at, begin in enumerate(begins) if begin not in known]
+        asked = list(zip(*(column.tolist() for column in blocks), strict=True))
+        missing = [at for at, block in enumerate(asked) if block not in known]
         narrow = np.int32 if width < 2**31 else np.int64
-        columns = np.empty((len(begins), width), dtype=narrow)
+        columns = np.empty((len(asked), width), dtype=narrow)
         if missing:
             columns[missing] = _permuted(blocks.at(missing), width, stream)
-        for at, begin in enumerate(begins):
-            if begin in known:
-                columns[at] = known[begin]
-        self._kept[stream.number] = (stream, dict(zip(begins, columns, strict=True)))
+        for at, block in enumerate(asked):
+            if block in known:
+                columns[at] = known[block]
+        self._kept[stream.number] = (of, dict(zip(asked, columns, strict=True)))
         return columns
 
 
