@@ -315,14 +315,20 @@ class Watch:
         self._first: list[str] = []
         self._logged: set[int] = set()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there were bad samples, and too few of all to judge: good ones count then too."""
+        skip = self._skip
+        return bool(self._bad) and skip is not None and self._num_samples < skip.min_samples
+
     def take(self, num_samples: int, faults: Sequence[Fault]) -> None:
         """Count some samples, bad ones among them; raises DataError where these are too many."""
         self._num_samples += num_samples
         for fault in faults:
             if fault.kind != REFUSED:
                 self._take_bad(fault)
-        skip, num_bad = self._skip, len(faults) and sum(self._bad.values())
-        if not num_bad or skip is None or not skip.is_exceeded(bad=num_bad, of=self._num_samples):
+        skip, num_bad = self._skip, self._bad.total()
+        if skip is None or not skip.is_exceeded(bad=num_bad, of=self._num_samples):
             return
         raise DataError(
             f"at most {skip.max_share:g} of a rank's samples may be bad, and {num_bad} of "

@@ -121,6 +121,17 @@ def test_the_watch_names_the_first_few_of_too_many():
     assert "sample 0 | sample 1 | sample 2 | sample 3 | sample 4. " in message
 
 
+def test_what_was_bad_before_the_least_number_is_judged_when_that_is_reached():
+    watch = Watch(Skip(max_share=0.1, min_samples=20), ["a.tar"])
+    watch.take(10, [])
+    assert not watch.is_waiting
+    watch.take(5, [fault(number) for number in range(5)])
+    assert watch.is_waiting
+    with pytest.raises(sl.DataError, match="5 of 20 are: 5 decode"):
+        watch.take(5, [])
+    assert not watch.is_waiting
+
+
 def manifest_of(counts, damaged):
     return sl.Manifest(
         names=tuple(f"{number}.tar" for number in range(len(counts))),

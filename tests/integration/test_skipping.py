@@ -12,6 +12,7 @@ from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
@@ -222,6 +223,24 @@ def test_too_many_bad_samples_stop_the_run_with_a_summary(num_workers):
     assert state["consumed"] == loader.state_dict()["consumed"] == 8
     assert "sample '000003'" in messages[0]
     assert "field 'cls'" in messages[0]
+
+
+@pytest.mark.parametrize(("batch_size", "num_received"), [(4, 2), (None, 11)])
+def test_bad_samples_at_the_start_stop_the_run_when_there_are_enough_to_judge(
+    batch_size, num_received
+):
+    options: dict[str, Any] = {
+        "on_error": sl.Skip(max_share=0.1, min_samples=12),
+        "shuffle": False,
+    }
+    source = troubled_corpus(COUNTS, frozenset({1, 2}))
+    reads = (
+        loader_of(source, batch_size=4, **options) if batch_size else dataset_of(source, **options)
+    )
+    received = []
+    with pytest.raises(sl.DataError, match="2 of 12 are: 2 decode"):
+        received.extend(reads)
+    assert len(received) == num_received
 
 
 def test_refused_samples_do_not_count_against_the_limit():
