@@ -1,0 +1,57 @@
+"""What the manifest says of one shard, where its index or the node's cache can't be used."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+
+import pytest
+
+from shardloader.errors import CacheError
+from shardloader.reading.cache import Cache
+from shardloader.reading.cache_folder import Part
+from shardloader.reading.catalog import open_catalog
+from shardloader.reading.entry import current_entry, index_shard
+from shardloader.reading.indexing import index_dataset
+from shardloader.reading.source import resolve
+from tests.shards import tar_bytes, write_shard
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return Cache(tmp_path / "cache")
+
+
+def test_an_index_that_can_not_be_read_is_none(tmp_path, cache):
+    write_shard(tmp_path / "a.tar", 2)
+    place = resolve(tmp_path)
+    (tmp_path / "a.tar.index").mkdir()  # what is there, and can't be mapped
+    assert current_entry(place, "a.tar", cache) is None
+    (tmp_path / "a.tar").unlink()
+    assert current_entry(place, "a.tar", cache) is None
+
+
+def test_an_index_that_was_made_is_current(tmp_path, cache):
+    write_shard(tmp_path / "a.tar", 2)
+    place = resolve(tmp_path)
+    made = index_shard(place, "a.tar", cache=cache, keep_damaged=False, digest=False)
+    assert current_entry(place, "a.tar", cache) == made
+
+
+@pytest.mark.parametrize("failing", ["write", "grow", "settle"])
+def test_a_cache_whose_disk_is_full_is_no_damage_of_the_shard(
+    tmp_path, cache, monkeypatch, failing
+):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.tar.gz").write_bytes(gzip.compress(tar_bytes([("1.txt", b"one")])))
+    with monkeypatch.context() as patched:
+        patched.setattr(Part, failing, fail)
+        with pytest.raises(CacheError, match="No space left"):
+            open_catalog(folder, cache=cache, keep_damaged=True)
+    assert not list(folder.glob("*.index"))
+    manifest, _ = index_dataset(folder, cache=cache, progress=False)
+    assert (manifest.num_samples, manifest.damage) == (1, ())
