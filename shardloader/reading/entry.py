@@ -16,7 +16,7 @@ from shardloader.format.damage import UNREADABLE, Damage
 from shardloader.format.index import SampleIndex
 from shardloader.reading.content import content_digest
 from shardloader.reading.store import is_of_the_file, map_file, publish
-from shardloader.reading.tars import beginning_of_tar, index_of, map_tar, whole_of
+from shardloader.reading.tars import block_before, index_of, map_tar, whole_of
 
 if TYPE_CHECKING:
     from shardloader.format.notices import Notice
@@ -111,8 +111,8 @@ def _agrees(index: SampleIndex, shard_path: str, cache: Cache) -> bool:
         return seems_to_be_of(index, map_file(shard_path))
     if index.num_samples == 0:
         return True
-    beginning = beginning_of_tar(shard_path, end_of_first_header(index), cache)
-    return beginning is not None and begins_like(index, memoryview(beginning))
+    header = block_before(shard_path, end_of_first_header(index), cache)
+    return header is not None and begins_like(index, header)
 
 
 def _is_unreadable(index: SampleIndex) -> bool:

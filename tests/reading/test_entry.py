@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import tracemalloc
 
 import pytest
 
@@ -36,6 +37,19 @@ def test_an_index_that_was_made_is_current(tmp_path, cache):
     place = resolve(tmp_path)
     made = index_shard(place, "a.tar", cache=cache, keep_damaged=False, digest=False)
     assert current_entry(place, "a.tar", cache) == made
+
+
+def test_what_lies_before_the_first_sample_takes_no_memory(tmp_path, cache):
+    tar = tar_bytes([("__notes__/x", bytes(32 << 20)), ("1.txt", b"one")])
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar, 1))
+    place = resolve(tmp_path)
+    made = index_shard(place, "a.tar.gz", cache=cache, keep_damaged=False, digest=False)
+    tracemalloc.start()
+    try:
+        assert current_entry(place, "a.tar.gz", cache) == made
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("failing", ["write", "grow", "settle"])
