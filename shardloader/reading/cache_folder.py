@@ -200,7 +200,8 @@ class CacheFolder:
     def is_used(self, name: str) -> bool:
         """Whether a process has the file open."""
         try:
-            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+            # To write, which is not done: NFS gives an exclusive lock for no other descriptor.
+            descriptor = os.open(self.path / name, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return False
         _exclusive.add(descriptor)
