@@ -439,7 +439,7 @@ def test_a_damaged_case_gives_exactly_its_samples_and_is_counted(tmp_path, case,
 
 
 def test_there_are_damaged_cases():
-    packings = {bool(case.values[0]["files"][0].endswith(".tar")) for case in cases()}
+    packings = {case.values[0]["files"][0].endswith(".tar") for case in cases()}
     assert len(cases()) >= 10
     assert packings == {False, True}
 
