@@ -1,7 +1,8 @@
 """What does the manifest say of one shard: from its index if that is current, or by indexing it?
 
 An index is current if it is not older than its shard, knows its size, and agrees with the header
-of its first member. Of a damaged shard what is whole can be kept, and the damage with it.
+of its first member. Of a damaged shard what is whole can be kept, and the damage with it; one that
+was beyond a limit is tried again, as the limit may be another now.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from shardloader.format.notices import Notice
     from shardloader.reading.cache import Cache
     from shardloader.reading.source import Source
+
+
+_BEYOND_LIMITS = frozenset(("expands_too_far", "unsupported_compression"))  # or perhaps beyond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,7 @@ def current_entry(place: Source, name: str, cache: Cache) -> Entry | None:
     if made.st_mtime_ns < shard.st_mtime_ns:
         return None
     index = _read_index(index_path)
-    if index is None:
+    if index is None or (index.damage is not None and index.damage.kind in _BEYOND_LIMITS):
         return None
     try:
         is_same = index.file_bytes == shard.st_size and _agrees(index, shard_path, cache)

@@ -15,6 +15,7 @@ from shardloader.reading.catalog import open_catalog
 from shardloader.reading.entry import current_entry, index_shard
 from shardloader.reading.indexing import index_dataset
 from shardloader.reading.source import resolve
+from tests.packing import PACKED
 from tests.shards import tar_bytes, write_shard
 
 
@@ -50,6 +51,16 @@ def test_what_lies_before_the_first_sample_takes_no_memory(tmp_path, cache):
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_shard_beyond_a_limit_is_read_once_the_limit_is_raised(tmp_path, cache):
+    shard = tmp_path / "a.tar.zst"
+    shard.write_bytes(PACKED["zst"](tar_bytes([("1.txt", bytes(9000))])))
+    narrow = Cache(tmp_path / "cache", max_window=1024)
+    cut = open_catalog([shard], cache=narrow, keep_damaged=True).manifest
+    assert [damage.kind for _, damage in cut.damage] == ["unsupported_compression"]
+    whole = open_catalog([shard], cache=cache, keep_damaged=True).manifest
+    assert (whole.num_samples, whole.damage) == (1, ())
 
 
 @pytest.mark.parametrize("failing", ["write", "grow", "settle"])
