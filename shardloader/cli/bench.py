@@ -76,6 +76,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", nargs="+", help=HELP)
     add_index_dir(parser)
     add_cache(parser)
+    _add_what_is_read(parser)
+    varied = parser.add_argument_group("what is compared")
+    varied.add_argument(
+        "--batch-size",
+        metavar="N[,N]",
+        type=_sizes,
+        default=(32,),
+        help="samples a batch; several are compared (default: 32)",
+    )
+    varied.add_argument(
+        "--num-workers",
+        metavar="N[,N]",
+        type=_workers,
+        help="worker processes; 0 is always among them (default: 0, 1, half the cores, all)",
+    )
+    length = parser.add_argument_group("how long")
+    length.add_argument(
+        "--seconds", metavar="S", type=_seconds, help="of each measurement (default: see below)"
+    )
+    length.add_argument(
+        "--rounds", metavar="N", type=at_least_one, default=3, help="of all (default: 3)"
+    )
+
+
+def _add_what_is_read(parser: argparse.ArgumentParser) -> None:
     reading = parser.add_argument_group("what is read")
     reading.add_argument(
         "--fields", metavar="A,B", type=_words, help="the fields to read (default: all)"
@@ -101,27 +126,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         default=DEFAULT_WINDOW,
         help=f"samples of the shuffle's window (default: {DEFAULT_WINDOW})",
-    )
-    varied = parser.add_argument_group("what is compared")
-    varied.add_argument(
-        "--batch-size",
-        metavar="N[,N]",
-        type=_sizes,
-        default=(32,),
-        help="samples a batch; several are compared (default: 32)",
-    )
-    varied.add_argument(
-        "--num-workers",
-        metavar="N[,N]",
-        type=_workers,
-        help="worker processes; 0 is always among them (default: 0, 1, half the cores, all)",
-    )
-    length = parser.add_argument_group("how long")
-    length.add_argument(
-        "--seconds", metavar="S", type=_seconds, help="of each measurement (default: see below)"
-    )
-    length.add_argument(
-        "--rounds", metavar="N", type=at_least_one, default=3, help="of all (default: 3)"
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from shardloader.cli import report
 from shardloader.cli.sources import HELP, add_index_dir, one_dataset
 from shardloader.errors import IndexFileError
+from shardloader.format.damage import UNREADABLE
 from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
 from shardloader.planning.spread import Spread
@@ -129,13 +130,8 @@ def _manifest_of_indexes(place: Source, names: tuple[str, ...]) -> Manifest:
     with report.progress(len(names), unit="index", what="reading") as bar:
         for number, name in enumerate(names):
             index = _index(place, name)
-            shard_bytes = Path(place.shard_path(name)).stat().st_size
-            if index.file_bytes != shard_bytes:
-                raise IndexFileError(
-                    f"{place.index_path(name)}: the index is of a shard of {index.file_bytes} "
-                    f"bytes, and the shard has {shard_bytes}: make it anew with "
-                    "`shardloader index`"
-                )
+            if index.damage is None or index.damage.kind != UNREADABLE:
+                _check_size(place, name, index)
             sizes.append(index.file_bytes)
             counts.append(index.num_samples)
             digests.append(index.digest)
@@ -149,6 +145,15 @@ def _manifest_of_indexes(place: Source, names: tuple[str, ...]) -> Manifest:
         index_digests=tuple(digests),
         damage=tuple(damage),
     )
+
+
+def _check_size(place: Source, name: str, index: SampleIndex) -> None:
+    shard_bytes = Path(place.shard_path(name)).stat().st_size
+    if index.file_bytes != shard_bytes:
+        raise IndexFileError(
+            f"{place.index_path(name)}: the index is of a shard of {index.file_bytes} bytes, and "
+            f"the shard has {shard_bytes}: make it anew with `shardloader index`"
+        )
 
 
 def _about(

@@ -220,5 +220,5 @@ def _print_rows(findings: list[Finding]) -> None:
         )
         for finding in findings
     ]
-    notes = [(f"{report.printable(finding.told)}", f"mend: {finding.mend}") for finding in findings]
+    notes = [(report.printable(finding.told), f"mend: {finding.mend}") for finding in findings]
     report.print_table(header, rows, notes=notes)

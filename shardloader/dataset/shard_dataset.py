@@ -129,6 +129,7 @@ class ShardDataset(IterableDataset[Any]):
         self._of_parent: Topology | None = None
         self._unpickled_in: int | None = None
         self._reader: SampleReader | None = None
+        self._watch: Watch | None = None
         self._loaded: _WorkerState | None = None
         self._running: _Running | None = None
 
@@ -204,7 +205,9 @@ class ShardDataset(IterableDataset[Any]):
             collate_fn=options.collate_fn,
             meta=options.meta,
         )
-        watch = Watch(options.skip, self.manifest.names)
+        if self._watch is None:
+            self._watch = Watch(options.skip, self.manifest.names)
+        watch = self._watch
         for block in running.row_blocks():
             for carried in maker.samples(block) if one else maker.batches(block):
                 item, faults = carried if type(carried) is Carrier else (carried, ())
@@ -272,8 +275,8 @@ class ShardDataset(IterableDataset[Any]):
             travelling = self._resolved or resolve_topology(self.options.topology)
         except TopologyError:
             travelling = None
-        own = {"_reader": None, "_running": None, "_resolved": None, "_of_parent": travelling}
-        return {**self.__dict__, **own}
+        here = dict.fromkeys(("_reader", "_watch", "_running", "_resolved"))
+        return {**self.__dict__, **here, "_of_parent": travelling}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -6,13 +6,12 @@ batch, the good ones in turn as pads do, and is marked invalid; where the batch 
 the next good one of the lane (`order.substitutes`). What was wrong travels with the batch as
 `Fault` values, so that it is counted where the batch is received.
 
-Bad is what the data is to blame for. Wrong use (UsageError), and a process that ran out of memory
-or files, stop the run in either mode.
+Bad is what the data is to blame for. Wrong use (UsageError), a process that ran out of memory or
+files, and a cache that can't take a shard stop the run in either mode.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ import numpy as np
 
 from shardloader.errors import DataError, DecodeError, SampleError, UsageError, WorldError
 from shardloader.order.integers import checked, shown
+from shardloader.reading.store import is_of_the_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,8 +45,6 @@ MOST_TRIED: Final = 256  # samples that are read in search of a good one
 MOST_LOOKED_AT: Final = 1 << 22  # positions, many of them perhaps of shards known to be bad
 MESSAGE_LENGTH: Final = 500
 NUM_NAMED: Final = 5
-
-_NOT_THE_DATA: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +129,7 @@ def loading_kind(error: Exception) -> str | None:
     if isinstance(error, DataError):
         return "shard"
     if isinstance(error, WorldError):
-        cause = error.__cause__
-        is_ours = isinstance(cause, OSError) and cause.errno in _NOT_THE_DATA
-        return None if is_ours else "shard"
+        return "shard" if is_of_the_file(error) else None
     return None
 
 
@@ -315,14 +311,20 @@ class Watch:
         self._first: list[str] = []
         self._logged: set[int] = set()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there were bad samples, and too few of all to judge: good ones count then too."""
+        skip = self._skip
+        return bool(self._bad) and skip is not None and self._num_samples < skip.min_samples
+
     def take(self, num_samples: int, faults: Sequence[Fault]) -> None:
         """Count some samples, bad ones among them; raises DataError where these are too many."""
         self._num_samples += num_samples
         for fault in faults:
             if fault.kind != REFUSED:
                 self._take_bad(fault)
-        skip, num_bad = self._skip, len(faults) and sum(self._bad.values())
-        if not num_bad or skip is None or not skip.is_exceeded(bad=num_bad, of=self._num_samples):
+        skip, num_bad = self._skip, self._bad.total()
+        if skip is None or not skip.is_exceeded(bad=num_bad, of=self._num_samples):
             return
         raise DataError(
             f"at most {skip.max_share:g} of a rank's samples may be bad, and {num_bad} of "

@@ -32,16 +32,13 @@ def seems_to_be_of(index: SampleIndex, data: memoryview) -> bool:
     )
 
 
-def begins_like(index: SampleIndex, beginning: memoryview) -> bool:
-    """Whether the header of the first member is where `index` says.
-
-    beginning: as many of the tar's bytes as `end_of_first_header` asks for.
-    """
-    return index.num_samples == 0 or holds_member(index, beginning, 0, 0)
+def begins_like(index: SampleIndex, header: bytes) -> bool:
+    """Whether the first member's header is the block that ends where `end_of_first_header` says."""
+    return index.num_samples == 0 or _is_header_of(index, header, 0, 0)
 
 
 def end_of_first_header(index: SampleIndex) -> int:
-    """How many bytes of the tar hold the header of its first member."""
+    """The byte of the tar behind the header of its first member."""
     return int(index.member_offsets[0]) if index.num_samples else 0
 
 
@@ -50,7 +47,11 @@ def holds_member(index: SampleIndex, data: memoryview, sample: int, member: int)
     start = int(index.member_offsets[member]) - BLOCK_BYTES
     if start < 0:
         return False
-    block = bytes(data[start : start + BLOCK_BYTES])
+    return _is_header_of(index, bytes(data[start : start + BLOCK_BYTES]), sample, member)
+
+
+def _is_header_of(index: SampleIndex, block: bytes, sample: int, member: int) -> bool:
+    """Whether a block is a header that names a member as `index` does."""
     if not checksum_holds(block):
         return False
     key, field = index.key(sample), index.fields[int(index.member_fields[member])]

@@ -40,10 +40,11 @@ class Manifest:
     """The shards of a dataset, n of them, in order.
 
     `names` are paths relative to the dataset's folder, with `/` between components; `sizes` the
-    tar files' bytes and `counts` their samples, int64 [n]; the digests are 32 hex digits of
-    xxh3-128. `content_digests` are those of the shards' bytes, where they were made; they are not
-    part of `digest`, nor is `damage`: the numbers of the shards that were damaged when they were
-    indexed, ascending, and how. Raises ManifestError for columns that make no sense.
+    bytes of their files, packed as they are, and `counts` their samples, int64 [n]; the digests are
+    32 hex digits of xxh3-128. `content_digests` are those of the shards' bytes, where they were
+    made; they are not part of `digest`, nor is `damage`: the numbers of the shards that were
+    damaged when they were indexed, ascending, and how. Raises ManifestError for
+    columns that make no sense.
     """
 
     names: tuple[str, ...]

@@ -130,7 +130,7 @@ class LoaderIterator(Iterator[Any]):
         if type(batch) is Carrier:
             batch, faults = batch
         leg.given += 1
-        if faults:
+        if faults or self._account.is_waiting:
             progress = self._progress
             self._account.take(
                 leg, faults, epoch=progress.position.epoch, manifest=progress.manifest

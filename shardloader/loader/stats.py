@@ -123,6 +123,11 @@ class Account:
         self._leg = Leg(schedule, rank)
         return self._leg
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether batches without a fault have to be taken as well, since bad ones came before."""
+        return self._watch is not None and self._watch.is_waiting
+
     def take(self, leg: Leg, faults: Sequence[Fault], *, epoch: int, manifest: Manifest) -> None:
         """Count the faults of the batch that the leg was given last.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -81,6 +81,9 @@ class _Blocks(NamedTuple):
         return _Blocks(self.base[which], self.first[which], self.stop[which])
 
 
+_Block: TypeAlias = tuple[int, int, int]  # base, first and stop of one block
+
+
 class _Stream(NamedTuple):
     """The words of one pass of blocks: the key (seed, pass number), and the stream's number."""
 
@@ -110,18 +113,18 @@ class BlockMemo:
 
 
 class _Pool:
-    """Permutations of blocks of one stream, each known by its block's first place in the lane."""
+    """Permutations of blocks of one stream, each known by all that it is."""
 
     def __init__(self, stream: _Stream, width: int) -> None:
         self.stream = stream
         self.columns = np.empty((0, width), dtype=np.int32 if width < 2**31 else np.int64)
-        self._at: dict[int, int] = {}
+        self._at: dict[_Block, int] = {}
 
     def columns_of(self, blocks: _Blocks) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        begins = (blocks.base + blocks.first).tolist()
-        self._at = {begin: self._at[begin] for begin in begins if begin in self._at}
-        missing = [number for number, begin in enumerate(begins) if begin not in self._at]
-        self._grow_to(len(begins))
+        asked = list(zip(*(column.tolist() for column in blocks), strict=True))
+        self._at = {block: self._at[block] for block in asked if block in self._at}
+        missing = [number for number, block in enumerate(asked) if block not in self._at]
+        self._grow_to(len(asked))
         used = set(self._at.values())
         free = [at for at in range(len(self.columns)) if at not in used][: len(missing)]
         width = self.columns.shape[1]
@@ -129,8 +132,8 @@ class _Pool:
         for start in range(0, len(missing), at_once):
             some, to = missing[start : start + at_once], free[start : start + at_once]
             self.columns[to] = _permuted(blocks.at(some), width, self.stream)
-        self._at |= {begins[number]: at for number, at in zip(missing, free, strict=True)}
-        return self.columns, np.array([self._at[begin] for begin in begins], dtype=np.int64)
+        self._at |= {asked[number]: at for number, at in zip(missing, free, strict=True)}
+        return self.columns, np.array([self._at[block] for block in asked], dtype=np.int64)
 
     def _grow_to(self, num_blocks: int) -> None:
         if num_blocks <= len(self.columns):
@@ -138,7 +141,7 @@ class _Pool:
         grown = np.empty((num_blocks, self.columns.shape[1]), dtype=self.columns.dtype)
         kept = list(self._at.values())
         grown[: len(kept)] = self.columns[kept]
-        self._at = {begin: at for at, begin in enumerate(self._at)}
+        self._at = {block: at for at, block in enumerate(self._at)}
         self.columns = grown
 
 

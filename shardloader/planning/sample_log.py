@@ -379,6 +379,7 @@ def _check_version(record: dict[str, Any], path: Path) -> None:
     version = record["version"]
     if version not in READABLE_VERSIONS:
         raise DataError(
-            f"{path}: this release reads logs of format version {LOG_VERSION}, and this one has "
-            f"version {shown(version)}: audit it with the release that wrote it"
+            f"{path}: this release reads logs of the format versions "
+            f"{' and '.join(map(str, READABLE_VERSIONS))}, and this one has version "
+            f"{shown(version)}: audit it with the release that wrote it"
         )

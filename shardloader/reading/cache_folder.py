@@ -22,7 +22,6 @@ stays.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import mmap
@@ -33,7 +32,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shardloader.errors import WorldError
+from shardloader.errors import CacheError
+from shardloader.reading.store import NO_LOCKS_HERE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shardloader")
 
-NO_LOCKS_HERE: Final = frozenset((errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
 _OWN_NAME: Final = re.compile(r"[0-9a-f]{64}(\.cached|\.lock|\.[0-9a-f]{16}\.part)")
 _LOCKS: Final = ("space.lock", "alone.lock")
 _FORGOTTEN_S: Final = 86_400.0  # a part on a file system without locks, untouched for so long
@@ -112,9 +111,11 @@ class CacheFolder:
         try:
             yield
         finally:
-            if name not in _LOCKS:
-                path.unlink(missing_ok=True)
-            release(descriptor)
+            try:
+                if name not in _LOCKS:
+                    path.unlink(missing_ok=True)
+            finally:
+                release(descriptor)
 
     def _acquired(self, path: Path) -> int:
         while True:
@@ -199,7 +200,8 @@ class CacheFolder:
     def is_used(self, name: str) -> bool:
         """Whether a process has the file open."""
         try:
-            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+            # To write, which is not done: NFS gives an exclusive lock for no other descriptor.
+            descriptor = os.open(self.path / name, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return False
         _exclusive.add(descriptor)
@@ -277,7 +279,7 @@ def try_lock(descriptor: int, kind: int, *, wait: bool = False) -> bool | None:
     except OSError as error:
         if error.errno in NO_LOCKS_HERE:
             return None
-        raise WorldError(f"a file of the cache can't be locked: {error.strerror}") from error
+        raise CacheError(f"a file of the cache can't be locked: {error.strerror}") from error
     return True
 
 
@@ -308,9 +310,9 @@ def mapped(descriptor: int) -> memoryview:
     return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
 
 
-def failure(path: Path, problem: str, error: OSError) -> WorldError:
+def failure(path: Path, problem: str, error: OSError) -> CacheError:
     """Give the error for what the file system refused."""
-    return WorldError(
+    return CacheError(
         f"{path}: {problem}: {error.strerror or error}; compressed shards need a cache: give "
         "another folder for it, as shardloader.Cache(folder) or --cache"
     )

@@ -132,7 +132,10 @@ def npy_start(data: memoryview) -> NpyStart:
 
 @lru_cache(maxsize=256)  # the arrays of one dataset mostly share a header, slow to parse
 def _npy_start(header: bytes) -> NpyStart:
-    shape, fortran_order, dtype = _NPY_READERS[header[6]](io.BytesIO(header[8:]))
+    try:
+        shape, fortran_order, dtype = _NPY_READERS[header[6]](io.BytesIO(header[8:]))
+    except MemoryError:  # Python's parser, of a few thousand nested signs
+        raise ValueError("its header is nested too deep to be parsed") from None
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never unpickled")
     if dtype.itemsize == 0 and math.prod(shape):
@@ -261,11 +264,12 @@ class DecodeTable:
     def decode(self, field: str, data: bytes | memoryview) -> Any:
         """Return the field's value; raises DecodeError that names field and cause.
 
-        Wrong use (an extra that is not installed) is raised as what it is, not as bad data.
+        Wrong use (an extra that is not installed) and want of memory are raised as what they are,
+        not as bad data.
         """
         try:
             return self.decoder(field)(memoryview(data))
-        except UsageError:
+        except (UsageError, MemoryError):
             raise
         except Exception as error:
             own = isinstance(self.decoder(field), OwnDecoder)

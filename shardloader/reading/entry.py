@@ -1,12 +1,12 @@
 """What does the manifest say of one shard: from its index if that is current, or by indexing it?
 
 An index is current if it is not older than its shard, knows its size, and agrees with the header
-of its first member. Of a damaged shard what is whole can be kept, and the damage with it.
+of its first member. Of a damaged shard what is whole can be kept, and the damage with it; one that
+was beyond a limit is tried again, as the limit may be another now.
 """
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,15 +16,16 @@ from shardloader.format.agreeing import begins_like, end_of_first_header, seems_
 from shardloader.format.damage import UNREADABLE, Damage
 from shardloader.format.index import SampleIndex
 from shardloader.reading.content import content_digest
-from shardloader.reading.store import map_file, publish
-from shardloader.reading.tars import beginning_of_tar, index_of, map_tar, whole_of
+from shardloader.reading.store import is_of_the_file, map_file, publish
+from shardloader.reading.tars import block_before, index_of, map_tar, whole_of
 
 if TYPE_CHECKING:
     from shardloader.format.notices import Notice
     from shardloader.reading.cache import Cache
     from shardloader.reading.source import Source
 
-_NOT_THE_SHARD = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+
+_BEYOND_LIMITS = frozenset(("expands_too_far", "unsupported_compression"))  # or perhaps beyond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +59,24 @@ def current_entry(place: Source, name: str, cache: Cache) -> Entry | None:
         return _unreadable_entry(index_path, shard_path)
     if made.st_mtime_ns < shard.st_mtime_ns:
         return None
+    index = _read_index(index_path)
+    if index is None or (index.damage is not None and index.damage.kind in _BEYOND_LIMITS):
+        return None
     try:
-        index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
         is_same = index.file_bytes == shard.st_size and _agrees(index, shard_path, cache)
-    except (IndexFileError, ShardError):
+    except ShardError:
         return None
     except WorldError:
         return Entry.of(index) if _is_unreadable(index) else None
     return Entry.of(index) if is_same else None  # or the shard was replaced by one of its size
+
+
+def _read_index(path: str) -> SampleIndex | None:
+    """The index of a shard; None if there is none that is sound and can be read."""
+    try:
+        return SampleIndex.from_buffer(map_file(path), name=path)
+    except (IndexFileError, WorldError):
+        return None
 
 
 def index_shard(
@@ -89,8 +100,7 @@ def _what_is_whole(path: str, cache: Cache) -> tuple[SampleIndex, tuple[Notice, 
     try:
         tar = map_tar(path, cache)
     except WorldError as error:
-        cause = error.__cause__
-        if isinstance(cause, OSError) and cause.errno not in _NOT_THE_SHARD and _is_of(cause, path):
+        if isinstance(error.__cause__, OSError) and is_of_the_file(error):
             return replace(nothing, damage=Damage(kind=UNREADABLE, offset=0)), ()
         raise
     except ShardError as error:  # of a compressed shard nothing is known to be whole
@@ -99,19 +109,14 @@ def _what_is_whole(path: str, cache: Cache) -> tuple[SampleIndex, tuple[Notice, 
     return whole_of(tar)
 
 
-def _is_of(error: OSError, path: str) -> bool:
-    """Whether an error is about the shard, and not about the cache."""
-    return error.filename is None or str(error.filename) == path
-
-
 def _agrees(index: SampleIndex, shard_path: str, cache: Cache) -> bool:
     """Whether the shard seems to be what was indexed; of a compressed one the beginning is read."""
     if index.compressed_bytes is None:
         return seems_to_be_of(index, map_file(shard_path))
     if index.num_samples == 0:
         return True
-    beginning = beginning_of_tar(shard_path, end_of_first_header(index), cache)
-    return beginning is not None and begins_like(index, memoryview(beginning))
+    header = block_before(shard_path, end_of_first_header(index), cache)
+    return header is not None and begins_like(index, header)
 
 
 def _is_unreadable(index: SampleIndex) -> bool:
@@ -122,8 +127,7 @@ def _unreadable_entry(index_path: str, shard_path: str) -> Entry | None:
     """The entry of a shard that is still as unreadable as when it was indexed; else None."""
     if not Path(index_path).is_file() or Path(shard_path).exists():
         return None  # no index yet
-    try:
-        index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
-    except IndexFileError:
-        return None
-    return Entry.of(index) if _is_unreadable(index) else None  # or reported when it is mapped
+    index = _read_index(index_path)
+    return (
+        Entry.of(index) if index and _is_unreadable(index) else None
+    )  # or reported when it is mapped

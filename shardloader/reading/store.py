@@ -17,14 +17,15 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardloader.errors import UsageError, WorldError
+from shardloader.errors import CacheError, UsageError, WorldError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 logger = logging.getLogger("shardloader")
 
-_NO_LOCKS_HERE = frozenset((errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
+NO_LOCKS_HERE = frozenset((errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
+_RAN_OUT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
 
 def publish(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
@@ -113,7 +114,7 @@ def _acquire(descriptor: int, path: str | os.PathLike[str]) -> None:
             logger.info("waiting for another process, which holds %s", path)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
-        if error.errno not in _NO_LOCKS_HERE:
+        if error.errno not in NO_LOCKS_HERE:
             raise WorldError(f"{path}: can't be locked: {error.strerror or error}") from error
         logger.warning("%s: the file system has no locks; going on without", path)
 
@@ -131,6 +132,13 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
         raise WorldError(f"{path}: the file can't be read: {error.strerror or error}") from error
+
+
+def is_of_the_file(error: WorldError) -> bool:
+    """Whether a file is to blame: not the cache, nor a process out of memory or open files."""
+    cause = error.__cause__
+    has_run_out = isinstance(cause, OSError) and cause.errno in _RAN_OUT
+    return not has_run_out and not isinstance(error, CacheError)
 
 
 def files_to_keep_open() -> int:

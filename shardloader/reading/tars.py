@@ -89,14 +89,18 @@ def whole_of(tar: Tar) -> tuple[SampleIndex, tuple[Notice, ...]]:
     return replace(index, compressed_bytes=tar.compressed_bytes), notices
 
 
-def beginning_of_tar(path: str, num_bytes: int, cache: Cache) -> bytes | None:
-    """The first bytes of a compressed shard's tar; None of a plain shard. Nothing is cached."""
+def block_before(path: str, stop: int, cache: Cache) -> bytes | None:
+    """The block of a compressed shard's tar that ends at byte `stop`; None of a plain shard.
+
+    Nothing is cached, nothing behind it is read, and nothing before it is kept.
+    """
     first = map_file(path)[:BLOCK_BYTES]
     if packing_of(bytes(first)) is None:
         return None
-    found = bytearray()
+    found, left = bytearray(), stop - BLOCK_BYTES  # and so many bytes to pass over
     for piece in tar_pieces(LocalFile(path).pieces(), shard=path, limits=cache.limits):
-        found += piece
-        if len(found) >= num_bytes:
+        found += piece[max(0, left) :]
+        left -= len(piece)
+        if len(found) >= BLOCK_BYTES:
             break
-    return bytes(found[:num_bytes])
+    return bytes(found[:BLOCK_BYTES])

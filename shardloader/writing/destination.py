@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardloader.errors import UsageError, WorldError
-from shardloader.reading.source import MANIFEST_NAME, UNFINISHED_NAME
+from shardloader.reading.source import MANIFEST_NAME, SHARD_SUFFIXES, UNFINISHED_NAME
 from shardloader.reading.store import publish
 from shardloader.writing.lock import FolderLock
 from shardloader.writing.shard_file import shard_of_index, shard_of_partial
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from shardloader.format.manifest import Manifest
     from shardloader.writing.pattern import ShardPattern
-
-_SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +39,7 @@ def judge(names: Iterable[str], pattern: ShardPattern, *, overwrite: bool) -> Ve
     The manifest goes first, so that what is half removed never looks like a whole dataset.
     """
     names = sorted(names)
-    shards = [name for name in names if name.lower().endswith(_SHARD_SUFFIXES)]
+    shards = [name for name in names if name.lower().endswith(SHARD_SUFFIXES)]
     foreign = [name for name in shards if not pattern.makes(name)]
     manifests = [name for name in names if name == MANIFEST_NAME]
     own = [name for name in names if pattern.makes(name) or pattern.makes(shard_of_index(name))]

@@ -6,7 +6,6 @@ the file that carries it may stay behind a killed writer and means nothing by it
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
@@ -14,13 +13,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardloader.errors import UsageError
+from shardloader.reading.store import NO_LOCKS_HERE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _log = logging.getLogger("shardloader")
 
-_NO_LOCKS_HERE = frozenset((errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
 LOCK_NAME = ".shardloader-writer.lock"
 
 
@@ -71,7 +70,7 @@ class FolderLock:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in _NO_LOCKS_HERE:
+            if error.errno not in NO_LOCKS_HERE:
                 raise
             _log.warning("%s: the file system has no locks; going on without", self._path)
 

@@ -109,3 +109,16 @@ def test_a_shard_that_was_indexed_up_to_its_damage_is_named(place, run):
     assert run("info", "corpus", "--json").json["damaged"] == [damaged]
     assert run("plan", "corpus", "--batch-size", "2", "--world-size", "1").code == 2
     assert run("index", "corpus").code == 1
+
+
+def test_a_shard_of_a_list_that_was_not_there_is_named(place, run):
+    make_corpus(place / "corpus", shards=2, samples=10)
+    (place / "corpus" / "shard-000.tar").unlink()
+    shards = [f"corpus/shard-00{number}.tar" for number in range(2)]
+    open_catalog([place / shard for shard in shards], keep_damaged=True)
+    told = run("info", *shards, "--json").json
+    (damaged,) = told["damaged"]
+    assert (damaged["shard"], damaged["kind"]) == ("shard-000.tar", "unreadable")
+    assert told["samples"] == 10
+    write_shard(place / "corpus" / "shard-000.tar", 4)
+    assert run("info", *shards, "--json").code == 0

@@ -73,6 +73,7 @@ def world_error(number):
         (world_error(errno.EIO), "shard"),
         (world_error(errno.EMFILE), None),
         (world_error(errno.ENOMEM), None),
+        (sl.CacheError("no room"), None),
         (sl.UsageError("x"), None),
         (sl.MissingExtraError("x"), None),
     ],
@@ -119,6 +120,17 @@ def test_the_watch_names_the_first_few_of_too_many():
     message = str(raised.value)
     assert "7 of 20 are: 6 decode, 1 transform" in message
     assert "sample 0 | sample 1 | sample 2 | sample 3 | sample 4. " in message
+
+
+def test_what_was_bad_before_the_least_number_is_judged_when_that_is_reached():
+    watch = Watch(Skip(max_share=0.1, min_samples=20), ["a.tar"])
+    watch.take(10, [])
+    assert not watch.is_waiting
+    watch.take(5, [fault(number) for number in range(5)])
+    assert watch.is_waiting
+    with pytest.raises(sl.DataError, match="5 of 20 are: 5 decode"):
+        watch.take(5, [])
+    assert not watch.is_waiting
 
 
 def manifest_of(counts, damaged):

@@ -180,6 +180,21 @@ def test_a_memo_changes_nothing_wherever_and_in_whichever_pass_one_looks(window,
         assert np.array_equal(shuffled(some, **where, memo=memo), shuffled(some, **where))
 
 
+@pytest.mark.parametrize(
+    "lanes",
+    [
+        [(2000, 9000, 1024), (2000, 9000, 1500)],
+        [(2000, 9000, 1500), (2000, 4000, 1500)],  # blocks that begin alike, and end elsewhere
+    ],
+)
+def test_a_memo_changes_nothing_where_lanes_and_windows_change(lanes):
+    memo, at = BlockMemo(), np.arange(2000, 4000)
+    for start, stop, window in [*lanes, lanes[0]]:
+        lane = Places(np.full_like(at, start), np.full_like(at, stop), at)
+        with_memo = shuffled(lane, window=window, longest=9000, key=(7, 1), memo=memo)
+        assert np.array_equal(with_memo, shuffled(lane, window=window, longest=9000, key=(7, 1)))
+
+
 def test_places_that_are_lanes_of_their_own_cost_no_block(words_drawn):
     at = np.arange(100)
     tail = Places(at, at + 1, at)

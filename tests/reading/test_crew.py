@@ -89,7 +89,9 @@ def test_what_is_raised_on_purpose_is_raised_here_and_ends_the_others():
 def test_who_stops_listening_ends_the_processes(tmp_path):
     work = work_through(partial(sleep_long, tmp_path), range(2), num_processes=2)
     assert next(work) == (0, 0)
+    deadline = time.monotonic() + 30
     while not (found := list(tmp_path.iterdir())):
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     work.close()
     assert not multiprocessing.active_children()

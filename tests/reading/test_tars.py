@@ -8,7 +8,7 @@ import pytest
 
 from shardloader.errors import ShardError
 from shardloader.reading.cache import Cache
-from shardloader.reading.tars import beginning_of_tar, index_of, map_tar
+from shardloader.reading.tars import block_before, index_of, map_tar
 from tests.packing import PACKED
 from tests.shards import sample_members, tar_bytes
 
@@ -25,7 +25,7 @@ def test_a_plain_shard_is_its_own_tar_whatever_it_is_called(tmp_path, cache, nam
     (tmp_path / name).write_bytes(TAR)
     tar = map_tar(str(tmp_path / name), cache)
     assert (bytes(tar.data), tar.name, tar.compressed_bytes) == (TAR, str(tmp_path / name), None)
-    assert beginning_of_tar(str(tmp_path / name), 512, cache) is None
+    assert block_before(str(tmp_path / name), 512, cache) is None
     assert not (tmp_path / "cache").exists()
 
 
@@ -41,10 +41,12 @@ def test_a_compressed_shard_is_mapped_from_the_cache(tmp_path, cache, packing):
     assert (index.shard_bytes, index.file_bytes, notices) == (len(TAR), len(packed), ())
 
 
-def test_the_beginning_is_read_without_the_rest_and_not_cached(tmp_path, cache):
+def test_a_block_is_read_without_the_rest_and_not_cached(tmp_path, cache):
     packed = PACKED["gz"](TAR)
     (tmp_path / "x.tar").write_bytes(packed[:-8])  # its trailer is not there
-    assert beginning_of_tar(str(tmp_path / "x.tar"), 700, cache) == TAR[:700]
+    for stop in (512, 700, 1536, len(TAR)):
+        assert block_before(str(tmp_path / "x.tar"), stop, cache) == TAR[stop - 512 : stop]
+    assert block_before(str(tmp_path / "x.tar"), 512, cache) == TAR[:512]
     with pytest.raises(ShardError, match="truncated"):
         map_tar(str(tmp_path / "x.tar"), cache)
     assert not list((tmp_path / "cache").glob("*.cached"))
