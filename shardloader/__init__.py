@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardloader.dataset.skipping import Skip
     from shardloader.errors import (
         AgreementError,
+        CacheError,
         CheckpointError,
         DataError,
         DecodeError,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AgreementError",
     "Cache",
+    "CacheError",
     "CheckpointError",
     "DataError",
     "DecodeError",
@@ -85,6 +87,7 @@ _ERRORS = "shardloader.errors"
 _HOMES = {
     "AgreementError": _ERRORS,
     "Cache": "shardloader.reading.cache",
+    "CacheError": _ERRORS,
     "CheckpointError": _ERRORS,
     "DataError": _ERRORS,
     "DecodeError": _ERRORS,

@@ -14,6 +14,7 @@ import shardloader as sl
 PUBLIC = {
     "AgreementError",
     "Cache",
+    "CacheError",
     "CheckpointError",
     "DataError",
     "DecodeError",

@@ -6,8 +6,8 @@ batch, the good ones in turn as pads do, and is marked invalid; where the batch 
 the next good one of the lane (`order.substitutes`). What was wrong travels with the batch as
 `Fault` values, so that it is counted where the batch is received.
 
-Bad is what the data is to blame for. Wrong use (UsageError), and a process that ran out of memory
-or files, stop the run in either mode.
+Bad is what the data is to blame for. Wrong use (UsageError), a process that ran out of memory or
+files, and a cache that can't hold a shard (CacheError) stop the run in either mode.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from shardloader.errors import DataError, DecodeError, SampleError, UsageError, WorldError
+from shardloader.errors import (
+    CacheError,
+    DataError,
+    DecodeError,
+    SampleError,
+    UsageError,
+    WorldError,
+)
 from shardloader.order.integers import checked, shown
 
 if TYPE_CHECKING:
@@ -130,6 +137,8 @@ def loading_kind(error: Exception) -> str | None:
         return "field"
     if isinstance(error, DataError):
         return "shard"
+    if isinstance(error, CacheError):
+        return None
     if isinstance(error, WorldError):
         cause = error.__cause__
         is_ours = isinstance(cause, OSError) and cause.errno in _NOT_THE_DATA

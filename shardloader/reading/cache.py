@@ -23,7 +23,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shardloader.errors import UsageError, WorldError
+from shardloader.errors import CacheError, UsageError, WorldError
 from shardloader.format.unpacking import MAX_EXPANSION, MAX_WINDOW_BYTES, Limits, tar_pieces
 from shardloader.reading.cache_folder import CacheFolder, Part, failure
 from shardloader.reading.sizes import parse_bytes
@@ -111,8 +111,9 @@ class Cache:
         The file stays in use, and is not removed, until the last view of the map is gone. make_way
         is called where all room is in use, to let go of maps that can be had again.
 
-        Raises ShardError for a shard that is damaged or none, WorldError where the store or the
-        disk fails, the origin keeps changing, or the cache is too small for what is in use at once.
+        Raises ShardError for a shard that is damaged or none, WorldError where the store fails or
+        the origin keeps changing, CacheError where the cache's disk fails, or it is too small for
+        what is in use at once.
         """
         folder = CacheFolder(Path(self.folder))
         for _ in range(_VERSIONS_TRIED):
@@ -256,7 +257,7 @@ class _Filling:
                     self._free_disk(len(piece), error)
         except OSError as error:
             hint = "; nothing that is not in use is left to remove" * (error.errno in _NO_SPACE)
-            raise WorldError(
+            raise CacheError(
                 f"{self._origin.name}: its tar can't be written to the cache {self._cache.folder}: "
                 f"{error.strerror or error}{hint}: make room there, or give another folder, as "
                 "shardloader.Cache(folder) or --cache"
@@ -265,7 +266,7 @@ class _Filling:
     def _take_room(self, part: Part, least: int) -> None:
         """Let the part grow by at least so many bytes, and more if there is room."""
         if part.granted + least > self._max_bytes:
-            raise WorldError(
+            raise CacheError(
                 f"{self._origin.name}: its tar has more than {part.length} bytes, and the cache "
                 f"{self._cache.folder} holds at most {self._max_bytes}: raise max_bytes="
             )
@@ -310,9 +311,9 @@ class _Filling:
         if not freed:
             raise error if self._is_last_try else _NoRoomError
 
-    def _full(self) -> WorldError:
+    def _full(self) -> CacheError:
         use = self._cache.use()
-        return WorldError(
+        return CacheError(
             f"{self._origin.name}: the cache {self._cache.folder} holds at most {self._max_bytes} "
             f"bytes, and all of them are in use at once: {use.used_bytes} by {use.used} tars that "
             f"are being read, {use.part_bytes} by {use.parts} that are being written. Raise "

@@ -33,7 +33,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shardloader.errors import WorldError
+from shardloader.errors import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -277,7 +277,7 @@ def try_lock(descriptor: int, kind: int, *, wait: bool = False) -> bool | None:
     except OSError as error:
         if error.errno in NO_LOCKS_HERE:
             return None
-        raise WorldError(f"a file of the cache can't be locked: {error.strerror}") from error
+        raise CacheError(f"a file of the cache can't be locked: {error.strerror}") from error
     return True
 
 
@@ -308,9 +308,9 @@ def mapped(descriptor: int) -> memoryview:
     return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
 
 
-def failure(path: Path, problem: str, error: OSError) -> WorldError:
+def failure(path: Path, problem: str, error: OSError) -> CacheError:
     """Give the error for what the file system refused."""
-    return WorldError(
+    return CacheError(
         f"{path}: {problem}: {error.strerror or error}; compressed shards need a cache: give "
         "another folder for it, as shardloader.Cache(folder) or --cache"
     )

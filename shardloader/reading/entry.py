@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardloader.errors import IndexFileError, ShardError, WorldError
+from shardloader.errors import CacheError, IndexFileError, ShardError, WorldError
 from shardloader.format.agreeing import begins_like, end_of_first_header, seems_to_be_of
 from shardloader.format.damage import UNREADABLE, Damage
 from shardloader.format.index import SampleIndex
@@ -88,20 +88,17 @@ def _what_is_whole(path: str, cache: Cache) -> tuple[SampleIndex, tuple[Notice, 
     nothing = SampleIndex.of_samples([], shard_bytes=0)
     try:
         tar = map_tar(path, cache)
+    except CacheError:
+        raise
     except WorldError as error:
         cause = error.__cause__
-        if isinstance(cause, OSError) and cause.errno not in _NOT_THE_SHARD and _is_of(cause, path):
+        if isinstance(cause, OSError) and cause.errno not in _NOT_THE_SHARD:
             return replace(nothing, damage=Damage(kind=UNREADABLE, offset=0)), ()
         raise
     except ShardError as error:  # of a compressed shard nothing is known to be whole
         size = Path(path).stat().st_size
         return replace(nothing, compressed_bytes=size, damage=Damage.of(error)), ()
     return whole_of(tar)
-
-
-def _is_of(error: OSError, path: str) -> bool:
-    """Whether an error is about the shard, and not about the cache."""
-    return error.filename is None or str(error.filename) == path
 
 
 def _agrees(index: SampleIndex, shard_path: str, cache: Cache) -> bool:

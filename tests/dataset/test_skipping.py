@@ -73,6 +73,7 @@ def world_error(number):
         (world_error(errno.EIO), "shard"),
         (world_error(errno.EMFILE), None),
         (world_error(errno.ENOMEM), None),
+        (sl.CacheError("x"), None),
         (sl.UsageError("x"), None),
         (sl.MissingExtraError("x"), None),
     ],
