@@ -49,22 +49,27 @@ class Entry:
         )
 
 
-def current_entry(place: Source, name: str, cache: Cache) -> Entry | None:
-    """What a shard's index says; None if there is none that is sound and current."""
+def current_entry(place: Source, name: str, cache: Cache, *, keep_damaged: bool) -> Entry | None:
+    """What a shard's index says; None if there is none that is sound and current.
+
+    With keep_damaged that of a shard which is gone, or can't be read any more, stays: its samples
+    are bad, and no others take their numbers.
+    """
     index_path, shard_path = place.index_path(name), place.shard_path(name)
     try:
-        made, shard = Path(index_path).stat(), Path(shard_path).stat()
-    except OSError:
-        return _unreadable_entry(index_path, shard_path)
-    if made.st_mtime_ns < shard.st_mtime_ns:
+        made = Path(index_path).stat()
+        index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
+    except (OSError, IndexFileError, WorldError):
         return None
     try:
-        index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
+        shard = Path(shard_path).stat()
+        if made.st_mtime_ns < shard.st_mtime_ns:
+            return None
         is_same = index.file_bytes == shard.st_size and _agrees(index, shard_path, cache)
-    except (IndexFileError, ShardError):
-        return None
-    except WorldError:
-        return Entry.of(index) if _is_unreadable(index) else None
+    except (OSError, WorldError):
+        is_same = keep_damaged or _is_unreadable(index)  # else it is reported when it is mapped
+    except ShardError:
+        is_same = keep_damaged
     return Entry.of(index) if is_same else None  # or the shard was replaced by one of its size
 
 
@@ -113,14 +118,3 @@ def _agrees(index: SampleIndex, shard_path: str, cache: Cache) -> bool:
 
 def _is_unreadable(index: SampleIndex) -> bool:
     return index.damage is not None and index.damage.kind == UNREADABLE
-
-
-def _unreadable_entry(index_path: str, shard_path: str) -> Entry | None:
-    """The entry of a shard that is still as unreadable as when it was indexed; else None."""
-    if not Path(index_path).is_file() or Path(shard_path).exists():
-        return None  # no index yet
-    try:
-        index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
-    except IndexFileError:
-        return None
-    return Entry.of(index) if _is_unreadable(index) else None  # or reported when it is mapped

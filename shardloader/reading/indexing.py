@@ -219,7 +219,9 @@ def _current_entries(
 
     That of a damaged shard is so only for those who keep it: others are to see the error.
     """
-    entries = ((name, current_entry(place, name, cache)) for name in names)
+    entries = (
+        (name, current_entry(place, name, cache, keep_damaged=keep_damaged)) for name in names
+    )
     return {
         name: entry
         for name, entry in entries
