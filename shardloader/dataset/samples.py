@@ -131,8 +131,8 @@ class SampleReader:
     def locate(self, shard: NDArray[np.int64], sample: NDArray[np.int64]) -> Extents | None:
         """Where samples lie that can be read by columns, int64 [n]; None where they can't.
 
-        Nor where a shard can't be opened: reading them one by one says so when its turn comes. Raises
-        CacheError.
+        Nor where a shard can't be opened: reading them one by one says so when its turn comes.
+        Raises CacheError.
         """
         if self._broken and np.isin(shard, list(self._broken)).any():
             return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardloader.errors import ManifestError, ShardError, UsageError
+from shardloader.errors import ManifestError, ShardError, UsageError, WorldError
 from shardloader.format.damage import UNREADABLE
 from shardloader.reading.cache import default_cache
 from shardloader.reading.indexing import existing_manifest, index_on_first_use, read_manifest
@@ -160,7 +160,11 @@ def _difference(path: str, size: int) -> str | None:
 
 def _log_unlisted(catalog: Catalog) -> None:
     listed = set(catalog.manifest.names)
-    unlisted = [name for name in find_shards(catalog.root) if name not in listed]
+    try:
+        unlisted = [name for name in find_shards(catalog.root) if name not in listed]
+    except WorldError as error:  # the manifest lists what is to be read
+        logger.warning("%s", error)
+        return
     if unlisted:
         logger.warning(
             "%s: %d shards are not in the manifest and are not read, such as %s: take them in "

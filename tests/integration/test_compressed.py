@@ -140,7 +140,12 @@ def test_a_cache_of_few_tars_is_enough_and_its_limit_holds(tmp_path):
 def test_one_reader_never_waits_for_room_that_it_takes_itself(tmp_path, monkeypatch, batch_size):
     monkeypatch.setattr(Cache.tar, "__kwdefaults__", {"make_way": None, "patience_s": 0.0})
     waited = []
-    monkeypatch.setattr(_Filling, "_full", lambda _: waited.append(1) or sl.CacheError("full"))
+
+    def full(filling):
+        waited.append(filling)
+        return sl.CacheError("full")
+
+    monkeypatch.setattr(_Filling, "_full", full)
     counts = (20,) * 6
     folder = pack(kept_corpus(counts), tmp_path / "packed")
     tar_size = max(path.stat().st_size for path in kept_corpus(counts).glob("*.tar"))
