@@ -314,3 +314,11 @@ def test_a_folder_that_can_not_be_listed_is_named_and_no_matter_where_there_is_a
     with caplog.at_level(logging.WARNING, logger="shardloader"):
         assert open_catalog(tmp_path).manifest.digest == made.digest
     assert "lost+found: the folder can't be read" in caplog.text
+
+
+@pytest.mark.parametrize("keep_damaged", [False, True])
+def test_a_list_of_which_no_shard_is_there_is_an_error_and_no_folder(tmp_path, keep_damaged):
+    paths = [tmp_path / "mount" / f"{number}.tar" for number in range(3)]
+    with pytest.raises(WorldError, match=r"0\.tar: No such file.*none of the 3 .*mounted"):
+        open_catalog(paths, keep_damaged=keep_damaged)
+    assert list(tmp_path.iterdir()) == []
