@@ -14,7 +14,7 @@
     |   |-- SampleError                 a sample can't be written, found or batched
     |   `-- DecodeError                 a field's bytes are not what its name says
     `-- WorldError                      the world failed: disk, network, another process
-        `-- CacheError                  the node's cache can't take a shard: no room, no right
+        `-- CacheError                  the node's cache can't hold a shard: room, permissions
 
 A message gives the rule, then the value, then the way out. Every class can be made from its
 message alone, so that an error crosses from a worker process to the training loop as itself.
@@ -106,4 +106,4 @@ class WorldError(ShardLoaderError):
 
 
 class CacheError(WorldError):
-    """The node's cache can't take a shard, which is no fault of the shard."""
+    """The node's cache can't take or give a shard's tar; the shard is not to blame."""

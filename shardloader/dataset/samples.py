@@ -12,7 +12,7 @@ import numpy as np
 from shardloader.dataset.collate import rows_of
 from shardloader.dataset.skipping import RefusedSampleError, loading_kind, transform_kind
 from shardloader.dataset.transform import Transformer
-from shardloader.errors import DecodeError, SampleError, ShardLoaderError
+from shardloader.errors import CacheError, DecodeError, SampleError, ShardLoaderError
 from shardloader.reading.columns import Spans, column_of, is_quick
 from shardloader.reading.decode import located
 from shardloader.reading.extents import locate
@@ -132,11 +132,14 @@ class SampleReader:
         """Where samples lie that can be read by columns, int64 [n]; None where they can't.
 
         Nor where a shard can't be opened: reading them one by one says so when its turn comes.
+        Raises CacheError.
         """
         if self._broken and np.isin(shard, list(self._broken)).any():
             return None
         try:
             return locate(self._pool, shard, sample, self._wanted)
+        except CacheError:
+            raise  # the process has waited for room, and would wait as long again
         except ShardLoaderError:
             return None
 
@@ -187,6 +190,7 @@ class SampleReader:
             if with_keys:
                 first, last = extents.keys[:, start + rows].tolist()
                 keys[rows] = _keys({number: opened}, [number] * len(rows), first, last)
+            del opened  # while the next one is opened, the cache may need its room
         columns = {}
         for field, values in zip(extents.fields, data.tolist(), strict=True):
             spans = Spans(values, range(stop - start), [0] * len(values), list(map(len, values)))

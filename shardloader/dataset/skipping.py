@@ -7,7 +7,7 @@ the next good one of the lane (`order.substitutes`). What was wrong travels with
 `Fault` values, so that it is counted where the batch is received.
 
 Bad is what the data is to blame for. Wrong use (UsageError), a process that ran out of memory or
-files, and a cache that can't take a shard stop the run in either mode.
+files, and a cache that can't hold a shard (CacheError) stop the run in either mode.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from shardloader.errors import DataError, DecodeError, SampleError, UsageError, WorldError
+from shardloader.errors import (
+    CacheError,
+    DataError,
+    DecodeError,
+    SampleError,
+    UsageError,
+    WorldError,
+)
 from shardloader.order.integers import checked, shown
 from shardloader.reading.store import is_of_the_file
 
@@ -128,6 +135,8 @@ def loading_kind(error: Exception) -> str | None:
         return "field"
     if isinstance(error, DataError):
         return "shard"
+    if isinstance(error, CacheError):
+        return None
     if isinstance(error, WorldError):
         return "shard" if is_of_the_file(error) else None
     return None

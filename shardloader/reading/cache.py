@@ -112,8 +112,8 @@ class Cache:
         is called where all room is in use, to let go of maps that can be had again.
 
         Raises ShardError for a shard that is damaged or none, WorldError where the store fails or
-        the origin keeps changing, and CacheError where the cache's disk fails, or it is too small
-        for what is in use at once.
+        the origin keeps changing, CacheError where the cache's disk fails, or it is too small for
+        what is in use at once.
         """
         folder = CacheFolder(Path(self.folder))
         for _ in range(_VERSIONS_TRIED):

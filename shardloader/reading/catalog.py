@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardloader.errors import ManifestError, ShardError, UsageError
+from shardloader.errors import ManifestError, ShardError, UsageError, WorldError
 from shardloader.format.damage import UNREADABLE
 from shardloader.reading.cache import default_cache
 from shardloader.reading.indexing import existing_manifest, index_on_first_use, read_manifest
@@ -75,7 +75,7 @@ def open_catalog(
     for what is no dataset, ManifestError for shards that are not those of the manifest (looked at
     when there are at most 10,000), and ShardError for a damaged shard. With `keep_damaged` shards
     are no error: of a damaged one what is whole is indexed, one that is missing or changed stays in
-    the manifest, and both are logged.
+    the manifest, and both are logged. Nor is a missing or changed one where none is read.
     """
     place = resolve(source, index_dir=index_dir)
     cache = default_cache() if cache is None else cache
@@ -91,14 +91,15 @@ def open_catalog(
     if keep_damaged:
         _log_damage(catalog)
     if manifest.num_shards <= MAX_CHECKED_SHARDS:
-        check(catalog, keep_damaged=keep_damaged)
+        check(catalog, keep_damaged=keep_damaged or not may_index)
     return catalog
 
 
 def _log_damage(catalog: Catalog) -> None:
     for shard, damage in catalog.manifest.damage:
         logger.warning(
-            "%s: %s: its %d samples before the damage are read, and what follows is skipped",
+            "%s: %s: its %d samples before the damage are read, and what follows is skipped: mend "
+            "it and make index and manifest anew with `shardloader index`",
             catalog.shard_path(shard),
             damage,
             catalog.manifest.counts[shard],
@@ -159,7 +160,11 @@ def _difference(path: str, size: int) -> str | None:
 
 def _log_unlisted(catalog: Catalog) -> None:
     listed = set(catalog.manifest.names)
-    unlisted = [name for name in find_shards(catalog.root) if name not in listed]
+    try:
+        unlisted = [name for name in find_shards(catalog.root) if name not in listed]
+    except WorldError as error:  # the manifest lists what is to be read
+        logger.warning("%s", error)
+        return
     if unlisted:
         logger.warning(
             "%s: %d shards are not in the manifest and are not read, such as %s: take them in "

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardloader.errors import IndexFileError, ShardError, WorldError
+from shardloader.errors import CacheError, IndexFileError, ShardError, WorldError
 from shardloader.format.agreeing import begins_like, end_of_first_header, seems_to_be_of
 from shardloader.format.damage import UNREADABLE, Damage
 from shardloader.format.index import SampleIndex
@@ -50,24 +50,29 @@ class Entry:
         )
 
 
-def current_entry(place: Source, name: str, cache: Cache) -> Entry | None:
-    """What a shard's index says; None if there is none that is sound and current."""
+def current_entry(place: Source, name: str, cache: Cache, *, keep_damaged: bool) -> Entry | None:
+    """What a shard's index says; None if there is none that is sound and current.
+
+    With keep_damaged that of a shard which is gone, or can't be read any more, stays: its samples
+    are bad, and no others take their numbers.
+    """
     index_path, shard_path = place.index_path(name), place.shard_path(name)
     try:
-        made, shard = Path(index_path).stat(), Path(shard_path).stat()
+        made = Path(index_path).stat()
     except OSError:
-        return _unreadable_entry(index_path, shard_path)
-    if made.st_mtime_ns < shard.st_mtime_ns:
         return None
     index = _read_index(index_path)
     if index is None or (index.damage is not None and index.damage.kind in _BEYOND_LIMITS):
         return None
     try:
+        shard = Path(shard_path).stat()
+        if made.st_mtime_ns < shard.st_mtime_ns:
+            return None
         is_same = index.file_bytes == shard.st_size and _agrees(index, shard_path, cache)
+    except (OSError, WorldError):
+        is_same = keep_damaged or _is_unreadable(index)  # else it is reported when it is mapped
     except ShardError:
-        return None
-    except WorldError:
-        return Entry.of(index) if _is_unreadable(index) else None
+        is_same = keep_damaged
     return Entry.of(index) if is_same else None  # or the shard was replaced by one of its size
 
 
@@ -99,6 +104,8 @@ def _what_is_whole(path: str, cache: Cache) -> tuple[SampleIndex, tuple[Notice, 
     nothing = SampleIndex.of_samples([], shard_bytes=0)
     try:
         tar = map_tar(path, cache)
+    except CacheError:
+        raise
     except WorldError as error:
         if isinstance(error.__cause__, OSError) and is_of_the_file(error):
             return replace(nothing, damage=Damage(kind=UNREADABLE, offset=0)), ()
@@ -121,13 +128,3 @@ def _agrees(index: SampleIndex, shard_path: str, cache: Cache) -> bool:
 
 def _is_unreadable(index: SampleIndex) -> bool:
     return index.damage is not None and index.damage.kind == UNREADABLE
-
-
-def _unreadable_entry(index_path: str, shard_path: str) -> Entry | None:
-    """The entry of a shard that is still as unreadable as when it was indexed; else None."""
-    if not Path(index_path).is_file() or Path(shard_path).exists():
-        return None  # no index yet
-    index = _read_index(index_path)
-    return (
-        Entry.of(index) if index and _is_unreadable(index) else None
-    )  # or reported when it is mapped

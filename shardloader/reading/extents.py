@@ -154,4 +154,5 @@ def locate(
         _announce(opened, found.starts[:, rows], found.stops[:, rows])
         found.keys[0, rows] = opened.index.key_starts[of]
         found.keys[1, rows] = opened.index.key_starts[of + 1]
+        del opened  # while the next one is opened, the cache may need its room
     return found

@@ -155,8 +155,11 @@ def _index(
         entries = _current_entries(place, place.names, job.cache, keep_damaged=job.keep_damaged)
         if len(entries) == len(place.names) and not job.digest:
             return _conclude(place, place.names, entries)  # nothing to write: no lock is taken
+    # What is no dataset is refused before a lock file is left there, or a folder made for it.
     if place.names is None:
-        find_shards(place.root)  # what is no dataset is refused before a lock file is left there
+        find_shards(place.root)
+    else:
+        _require_one(place, place.names)
     with _lock(place) as lock:
         if accept_manifest and (manifest := read_manifest(place)) is not None:
             return manifest, {}  # the process that held the lock before has made it
@@ -164,6 +167,23 @@ def _index(
             _refuse_unfinished(place)  # also if a writer began while this process waited
         names = find_shards(place.root) if place.names is None else place.names
         return _conclude(place, names, _entries(place, names, job, lock))
+
+
+def _require_one(place: Source, names: Sequence[str]) -> None:
+    """Raise WorldError where none of the shards of a list can be seen."""
+    first: OSError | None = None
+    for name in names:
+        try:
+            Path(place.shard_path(name)).stat()
+        except OSError as error:
+            first = first or error
+        else:
+            return
+    raise WorldError(
+        f"{place.shard_path(names[0])}: {first and first.strerror}, and none of the {len(names)} "
+        "shards can be seen: look whether the disk is mounted, and whether these are the paths "
+        "that you mean"
+    ) from first
 
 
 def _conclude(
@@ -219,7 +239,9 @@ def _current_entries(
 
     That of a damaged shard is so only for those who keep it: others are to see the error.
     """
-    entries = ((name, current_entry(place, name, cache)) for name in names)
+    entries = (
+        (name, current_entry(place, name, cache, keep_damaged=keep_damaged)) for name in names
+    )
     return {
         name: entry
         for name, entry in entries

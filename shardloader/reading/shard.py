@@ -259,11 +259,11 @@ class ShardPool:
         opened: dict[int, Shard] = {}
         spare = self._cache_share
         for number in shards:
+            if spare < 0:
+                return None  # the next one may need the room of those that are open
             opened[number] = self[number]
             spare -= opened[number].cached_bytes
-            if spare < 0 and opened[number].cached_bytes and len(opened) > 1:
-                return None
-        return opened
+        return opened if spare >= 0 or len(opened) == 1 else None
 
     def _close_cached(self) -> None:
         """Let go of what lies in the cache: room is needed there."""

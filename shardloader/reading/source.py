@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from shardloader.errors import UsageError
+from shardloader.errors import UsageError, WorldError
 from shardloader.reading.patterns import expand, local_path
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def find_shards(folder: str) -> tuple[str, ...]:
 
     Hidden names are skipped. Raises UsageError if there are none, or if a shard lies there twice,
     packed and unpacked. Files that seem to be shards of other kinds are named then, or logged.
+    Raises WorldError for a folder that can't be read.
     """
     names = _files(folder, "", ())
     _refuse_several_datasets(folder, names)
@@ -183,17 +184,29 @@ def _listed(paths: Sequence[str], index_root: str | None, location: str) -> Sour
 
 def _files(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> list[str]:
     """List files below `folder` that are not hidden; links are followed, but not in circles."""
-    status = Path(folder).stat()
+    try:
+        status = Path(folder).stat()
+        with os.scandir(folder) as scan:
+            entries = [entry for entry in scan if not entry.name.startswith(".")]
+    except OSError as error:
+        raise WorldError(
+            f"{folder}: the folder can't be read: {error.strerror or error}: shards may lie in it; "
+            "make it readable, or move it away"
+        ) from error
     here = (status.st_dev, status.st_ino)
     if here in above:
         return []
     names: list[str] = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                names += _files(entry.path, f"{prefix}{entry.name}/", (*above, here))
-            else:
-                names.append(prefix + entry.name)
+    for entry in entries:
+        if _is_folder(entry):
+            names += _files(entry.path, f"{prefix}{entry.name}/", (*above, here))
+        else:
+            names.append(prefix + entry.name)
     return names
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle, say: as a shard it can't be read, and that is said then
+        return False

@@ -319,3 +319,11 @@ def test_bad_and_refused_samples_are_counted_and_are_no_fault(logs, run):
     assert first["refused"] == {"count": 1, "first": [lines[4]["index"][1]]}
     assert (first["samples"], first["missing"]["count"]) == (61, 0)
     assert second["bad"]["count"] == 0
+
+
+def test_a_run_that_went_on_without_a_shard_can_be_audited(corpus_logs, place, run):
+    (place / "corpus" / "shard-001.tar").unlink()
+    ended = run("audit", "logs", "corpus")
+    assert ended.code == 0
+    assert "every row is what the plan has" in ended.out
+    assert "shard-001.tar: the manifest lists this shard, and it can't be found" in ended.err

@@ -207,3 +207,12 @@ def test_a_pattern_and_a_list_are_datasets_too(corpus, place, run):
     pattern = run("plan", f"{place}/corpus/shard-{{000..003}}.tar", *TOPOLOGY, "--json").json
     folder = run("plan", "corpus", *TOPOLOGY, "--json").json
     assert listed["state"] == pattern["state"] == folder["state"]
+
+
+def test_what_a_run_reads_that_goes_on_without_a_shard_can_be_told(corpus, place, run):
+    asked = ("plan", "corpus", "--batch-size", "4", "--steps", "0:50", "--json")
+    whole = run(*asked)
+    (place / "corpus" / "shard-001.tar").unlink()
+    ended = run(*asked)
+    assert (ended.code, ended.json) == (0, whole.json)
+    assert "shard-001.tar: the manifest lists this shard, and it can't be found" in ended.err

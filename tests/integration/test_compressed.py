@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import shardloader as sl
-from shardloader.reading.cache import Cache
+from shardloader.reading.cache import Cache, _Filling
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.indexing import index_dataset
 from shardloader.reading.shard import ShardPool
@@ -134,6 +134,25 @@ def test_a_cache_of_few_tars_is_enough_and_its_limit_holds(tmp_path):
         sizes.append(sum(f.stat().st_size for f in (tmp_path / "cache").iterdir()))
     assert each_once(numbers, 120)
     assert max(sizes) <= 2 * tar_size + 1000
+
+
+@pytest.mark.parametrize("batch_size", [2, 7, 20])
+def test_one_reader_never_waits_for_room_that_it_takes_itself(tmp_path, monkeypatch, batch_size):
+    monkeypatch.setattr(Cache.tar, "__kwdefaults__", {"make_way": None, "patience_s": 0.0})
+    waited = []
+
+    def full(filling):
+        waited.append(filling)
+        return sl.CacheError("full")
+
+    monkeypatch.setattr(_Filling, "_full", full)
+    counts = (20,) * 6
+    folder = pack(kept_corpus(counts), tmp_path / "packed")
+    tar_size = max(path.stat().st_size for path in kept_corpus(counts).glob("*.tar"))
+    for_one = sl.Cache(tmp_path / "cache", max_bytes=tar_size + 1000)
+    loader = loader_of(folder, batch_size=batch_size, cache=for_one, shuffle=False)
+    assert each_once(valid_of(loader), 120)
+    assert not waited
 
 
 def test_few_cached_tars_stay_open_and_plain_ones_as_before(tmp_path, packed):

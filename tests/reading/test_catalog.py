@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -293,3 +294,42 @@ def test_a_folder_in_a_list_of_shards_is_told_from_a_shard(tmp_path):
 def test_what_a_star_stands_for_is_the_callers_to_find(tmp_path):
     with pytest.raises(UsageError, match=r"sorted\(glob\.glob\(\.\.\.\)\)"):
         open_catalog(f"{tmp_path}/*.tar")
+
+
+def test_a_shard_that_is_a_link_in_a_circle_is_named(tmp_path):
+    write_shard(tmp_path / "0.tar", 3)
+    (tmp_path / "1.tar").symlink_to("1.tar")
+    with pytest.raises(WorldError, match=r"1\.tar: the file can't be read: Too many levels"):
+        open_catalog(tmp_path)
+    assert open_catalog(tmp_path, keep_damaged=True).manifest.counts.tolist() == [3, 0]
+
+
+def test_a_folder_that_can_not_be_listed_is_named_and_no_matter_where_there_is_a_manifest(
+    tmp_path, monkeypatch, caplog
+):
+    write_shard(tmp_path / "0.tar", 3)
+    (tmp_path / "lost+found").mkdir()
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("lost+found"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", scandir)
+        with pytest.raises(WorldError, match=r"lost\+found: the folder can't be read: Permission"):
+            open_catalog(tmp_path)
+    made = open_catalog(tmp_path).manifest
+    monkeypatch.setattr(os, "scandir", scandir)
+    with caplog.at_level(logging.WARNING, logger="shardloader"):
+        assert open_catalog(tmp_path).manifest.digest == made.digest
+    assert "lost+found: the folder can't be read" in caplog.text
+
+
+@pytest.mark.parametrize("keep_damaged", [False, True])
+def test_a_list_of_which_no_shard_is_there_is_an_error_and_no_folder(tmp_path, keep_damaged):
+    paths = [tmp_path / "mount" / f"{number}.tar" for number in range(3)]
+    with pytest.raises(WorldError, match=r"0\.tar: No such file.*none of the 3 .*mounted"):
+        open_catalog(paths, keep_damaged=keep_damaged)
+    assert list(tmp_path.iterdir()) == []

@@ -28,16 +28,16 @@ def test_an_index_that_can_not_be_read_is_none(tmp_path, cache):
     write_shard(tmp_path / "a.tar", 2)
     place = resolve(tmp_path)
     (tmp_path / "a.tar.index").mkdir()  # what is there, and can't be mapped
-    assert current_entry(place, "a.tar", cache) is None
+    assert current_entry(place, "a.tar", cache, keep_damaged=False) is None
     (tmp_path / "a.tar").unlink()
-    assert current_entry(place, "a.tar", cache) is None
+    assert current_entry(place, "a.tar", cache, keep_damaged=False) is None
 
 
 def test_an_index_that_was_made_is_current(tmp_path, cache):
     write_shard(tmp_path / "a.tar", 2)
     place = resolve(tmp_path)
     made = index_shard(place, "a.tar", cache=cache, keep_damaged=False, digest=False)
-    assert current_entry(place, "a.tar", cache) == made
+    assert current_entry(place, "a.tar", cache, keep_damaged=False) == made
 
 
 def test_what_lies_before_the_first_sample_takes_no_memory(tmp_path, cache):
@@ -47,7 +47,7 @@ def test_what_lies_before_the_first_sample_takes_no_memory(tmp_path, cache):
     made = index_shard(place, "a.tar.gz", cache=cache, keep_damaged=False, digest=False)
     tracemalloc.start()
     try:
-        assert current_entry(place, "a.tar.gz", cache) == made
+        assert current_entry(place, "a.tar.gz", cache, keep_damaged=False) == made
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
