@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from shardloader.errors import UsageError
+from shardloader.format.urls import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,8 +35,8 @@ def expand(pattern: str) -> list[str]:
         names.extend(islice(_expand(part), MAX_NAMES + 1 - len(names)))
         if len(names) > MAX_NAMES:
             raise UsageError(
-                f"a pattern stands for at most {MAX_NAMES} shards, and {pattern!r} for more: give "
-                "the folder, whose manifest lists them"
+                f"a pattern stands for at most {MAX_NAMES} shards, and "
+                f"{without_secrets(pattern)!r} for more: give the folder, whose manifest lists them"
             )
     return names
 
@@ -56,8 +57,9 @@ def local_path(text: str) -> str:
     if match.group().lower() == "file://":
         return unquote(text[match.end() :]).removeprefix("localhost")
     raise UsageError(
-        f"this release reads local files; remote stores come with a later one: {text!r} is a URL. "
-        "Copy the shards to a local or mounted folder and give its path"
+        "this release reads local files; remote stores come with a later one: "
+        f"{without_secrets(text)!r} is a URL. Copy the shards to a local or mounted folder and "
+        "give its path"
     )
 
 
