@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS: Final = {
-    "write": "pack a folder of files into shards",
+    "write": "write a folder, rows or other shards to shards",
     "index": "make the sample indexes and the manifest of shards",
     "info": "say what a dataset holds",
     "plan": "say who reads what at which step, without reading a shard",

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 SOME = 5  # of a long list, so many are shown
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
+_SWITCHES = {
+    "overwrite=True": "--overwrite",
+    "append=True": "--append",
+    "kind=": "--from",
+    "class_map=": "--class-map",
+    "prefix_keys=": "--prefix-keys",
+    "include=": "--include",
+}
 _ARGUMENT = re.compile(r"\b(index_dir|grid|steps_per_epoch|max_samples|max_bytes|pattern)=")
 
 
@@ -131,7 +139,8 @@ def as_options(message: str) -> str:
     >>> as_options("give index_dir=, a folder, or overwrite=True")
     'give --index-dir, a folder, or --overwrite'
     """
-    message = message.replace("overwrite=True", "--overwrite")
+    for argument, option_name in _SWITCHES.items():
+        message = message.replace(argument, option_name)
 
     def option(match: re.Match[str]) -> str:
         follows = message[match.end() : match.end() + 1]

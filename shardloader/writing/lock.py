@@ -36,6 +36,11 @@ class FolderLock:
         """Whether this object has the lock."""
         return self._handle is not None
 
+    @property
+    def handle(self) -> int | None:
+        """The descriptor that holds the lock."""
+        return self._handle
+
     def acquire(self) -> None:
         """Take the lock; raises UsageError if another writer has it, OSError if the disk fails."""
         while self._handle is None:

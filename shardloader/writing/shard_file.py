@@ -1,7 +1,7 @@
-"""One shard while it is written: a temporary file that gets its final name when it is whole.
+"""One shard while it is written: a temporary file, until it is whole and on disk.
 
-Knows bytes and one file. Does not know when a shard is full, nor what else is in the folder. The
-file's name begins with a dot and ends in ".partial" until the archive is finished and on disk, so
+Knows bytes and one file. Does not know when a shard is full, what else is in the folder, nor who
+gives the file its final name. Its temporary name begins with a dot and ends in ".partial", so
 nothing that looks for shards ever finds half of one.
 """
 
@@ -18,10 +18,10 @@ from shardloader.errors import WorldError
 from shardloader.format.index import SampleIndex
 from shardloader.format.tar_header import BLOCK_BYTES, END_OF_ARCHIVE, member_header, padding
 from shardloader.reading.source import INDEX_SUFFIX
-from shardloader.reading.store import publish
+from shardloader.writing.frames import Compression, seek_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from shardloader.writing.encode import EncodedSample
@@ -43,6 +43,15 @@ class FinishedShard:
     num_samples: int
     index_digest: str
     content_digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """A shard that is whole and on disk, and has yet to get its name: its file and its index."""
+
+    finished: FinishedShard
+    partial: Path
+    index: bytes
 
 
 class TarredSample(NamedTuple):
@@ -88,69 +97,168 @@ def shard_of_index(name: str) -> str:
 
 
 class ShardFile:
-    """An open shard. After `finish` or `discard` it is done with.
+    """An open shard. After `seal` or `discard` it is done with.
 
-    `num_samples` are in it; `size_bytes` is the file's size if it were finished now.
+    `num_samples` are in it; `size_bytes` is the file's size if it were sealed now.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, partial: Path, name: str) -> None:
         self.name = name
-        self.num_samples = 0
         self.size_bytes = len(END_OF_ARCHIVE)
-        self._path = folder / name
-        self._partial = folder / partial_name(name)
-        # By sample: key, where it starts, how many members; the members of all in one list.
-        # Flat, since a container for each sample would keep the garbage collector busy.
-        self._keys: dict[str, None] = {}
-        self._starts: list[int] = []
-        self._lengths: list[int] = []
-        self._members: Members = []
-        self._digest = xxhash.xxh3_128()
+        self._contents = Contents()
+        self._output = _Output(partial)
         self._pieces: list[bytes] = []
         self._waiting_bytes = 0
-        with _naming(self._partial):
-            self._file = self._partial.open("wb")
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples are in it."""
+        return len(self._contents.keys)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._keys
+        return key in self._contents.keys
 
     def add(self, sample: TarredSample) -> None:
         """Append a sample, whose key is new to this shard."""
         key, members, pieces, size_bytes = sample
-        self._keys[key] = None
-        self._starts.append(self.size_bytes - len(END_OF_ARCHIVE))
-        self._lengths.append(len(members))
-        self._members += members
+        self._contents.add(key, members, size_bytes)
         self._pieces += pieces
-        self.num_samples += 1
         self.size_bytes += size_bytes
         self._waiting_bytes += size_bytes
         if self._waiting_bytes >= _BUFFER_BYTES:
             self._flush()
 
-    def finish(self) -> FinishedShard:
-        """End the archive, bring it to disk, give it its name, and publish its index."""
+    def seal(self) -> Sealed:
+        """End the archive and bring it to disk."""
         self._pieces.append(END_OF_ARCHIVE)
         self._flush()
-        with _naming(self._partial):
+        return self._output.seal(self.name, self._contents.index())
+
+    def discard(self) -> None:
+        """Close and remove the file; may be called at any time, also after `seal` failed."""
+        self._pieces.clear()
+        self._output.discard()
+
+    def _flush(self) -> None:
+        big = self._waiting_bytes >= 4 * _BUFFER_BYTES  # a big field is not copied once more
+        self._output.write(self._pieces if big else [b"".join(self._pieces)])
+        self._pieces = []
+        self._waiting_bytes = 0
+
+
+class FrameFile:
+    """An open compressed shard, as `ShardFile` is one that is not: it takes frames."""
+
+    def __init__(self, partial: Path, name: str, compression: Compression) -> None:
+        self.name = name
+        self._compression = compression
+        self._contents = Contents()
+        self._output = _Output(partial)
+        self._frames: list[tuple[int, int]] = []
+        self._frames_bytes = 0
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples are in it."""
+        return len(self._contents.keys)
+
+    @property
+    def size_bytes(self) -> int:
+        """The file's size if it were sealed now."""
+        return self._frames_bytes + self._compression.end_bytes(len(self._frames))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._contents.keys
+
+    def add_frame(self, frame: bytes, samples: Sequence[TarredSample]) -> None:
+        """Append a frame of samples, whose keys are new to this shard."""
+        plain_bytes = 0
+        for key, members, _, size_bytes in samples:
+            self._contents.add(key, members, size_bytes)
+            plain_bytes += size_bytes
+        self._frames.append((len(frame), plain_bytes))
+        self._frames_bytes += len(frame)
+        self._output.write([frame])
+
+    def seal(self) -> Sealed:
+        """End the archive and bring it to disk."""
+        end = self._compression.end
+        frames = [*self._frames, (len(end), len(END_OF_ARCHIVE))]
+        self._output.write([end, seek_table(frames)])
+        return self._output.seal(self.name, self._contents.index())
+
+    def discard(self) -> None:
+        """Close and remove the file; may be called at any time, also after `seal` failed."""
+        self._output.discard()
+
+
+class Contents:
+    """What lies where in the tar of an open shard: what its index will say.
+
+    Flat lists, since a container for each sample would keep the garbage collector busy.
+    """
+
+    def __init__(self) -> None:
+        self.keys: dict[str, None] = {}
+        self.tar_bytes = 0
+        self._starts: list[int] = []
+        self._lengths: list[int] = []
+        self._members: Members = []
+
+    def add(self, key: str, members: Members, size_bytes: int) -> None:
+        """Append a sample."""
+        self.keys[key] = None
+        self._starts.append(self.tar_bytes)
+        self._lengths.append(len(members))
+        self._members += members
+        self.tar_bytes += size_bytes
+
+    def index(self) -> SampleIndex:
+        """Index the archive, if it ended here."""
+        shard_bytes = self.tar_bytes + len(END_OF_ARCHIVE)
+        return SampleIndex.of_samples(self._located(), shard_bytes=shard_bytes)
+
+    def _located(self) -> Iterator[tuple[str, Members]]:
+        """Yield key and members of each sample, with offsets from the start of the tar."""
+        at = 0
+        for key, start, length in zip(self.keys, self._starts, self._lengths, strict=True):
+            members = self._members[at : at + length]
+            at += length
+            yield key, [(field, start + offset, size) for field, offset, size in members]
+
+
+class _Output:
+    """A file that is written from its start to its end, with the digest of what was written."""
+
+    def __init__(self, partial: Path) -> None:
+        self._partial = partial
+        self._digest = xxhash.xxh3_128()
+        self._size_bytes = 0
+        with naming(partial):
+            self._file = partial.open("wb")
+
+    def write(self, chunks: Sequence[bytes]) -> None:
+        with naming(self._partial):
+            for chunk in chunks:
+                self._file.write(chunk)
+                self._digest.update(chunk)
+                self._size_bytes += len(chunk)
+
+    def seal(self, name: str, index: SampleIndex) -> Sealed:
+        with naming(self._partial):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-        index = SampleIndex.of_samples(self._located(), shard_bytes=self.size_bytes)
-        with _naming(self._path):
-            self._partial.replace(self._path)
-        publish(str(self._path) + INDEX_SUFFIX, index.to_bytes())
-        return FinishedShard(
-            name=self.name,
-            size_bytes=self.size_bytes,
-            num_samples=self.num_samples,
+        finished = FinishedShard(
+            name=name,
+            size_bytes=self._size_bytes,
+            num_samples=index.num_samples,
             index_digest=index.digest,
             content_digest=self._digest.hexdigest(),
         )
+        return Sealed(finished=finished, partial=self._partial, index=index.to_bytes())
 
     def discard(self) -> None:
-        """Close and remove the file; may be called at any time, also after `finish` failed."""
-        self._pieces.clear()
         try:
             self._file.close()
         except OSError:  # a full disk says so once more; the file goes anyway
@@ -158,27 +266,9 @@ class ShardFile:
         finally:
             self._partial.unlink(missing_ok=True)
 
-    def _located(self) -> Iterator[tuple[str, Members]]:
-        """Yield key and members of each sample, with offsets from the start of the file."""
-        at = 0
-        for key, start, length in zip(self._keys, self._starts, self._lengths, strict=True):
-            members = self._members[at : at + length]
-            at += length
-            yield key, [(field, start + offset, size) for field, offset, size in members]
-
-    def _flush(self) -> None:
-        big = self._waiting_bytes >= 4 * _BUFFER_BYTES  # a big field is not copied once more
-        chunks = self._pieces if big else [b"".join(self._pieces)]
-        with _naming(self._partial):
-            for chunk in chunks:
-                self._file.write(chunk)
-                self._digest.update(chunk)
-        self._pieces = []
-        self._waiting_bytes = 0
-
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Turn the system's error into one that names the file."""
     try:
         yield

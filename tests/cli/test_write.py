@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardloader.reading.indexing import index_dataset
+from shardloader.writing.sources.folder_tree import FolderTree
 from tests.cli.workplace import make_photos
 
 
@@ -87,14 +88,16 @@ def test_names_that_no_terminal_should_see_are_escaped(place, run):
 def test_a_file_that_changes_meanwhile_is_exit_code_1(place, run, monkeypatch):
     make_photos(place / "photos")
     changed = place / "photos" / "a" / "011.jpg"
-    plan_folder = __import__("shardloader.cli.write", fromlist=["write"]).plan_folder
+    survey = FolderTree.survey
 
-    def plan_then_change(*words, **options):
-        plan = plan_folder(*words, **options)
+    def survey_then_change(source):
+        surveyed = survey(source)
+        parts = list(source.parts())
         changed.write_bytes(b"")
-        return plan
+        monkeypatch.setattr(FolderTree, "parts", lambda _: iter(parts))
+        return surveyed
 
-    monkeypatch.setattr("shardloader.cli.write.plan_folder", plan_then_change)
+    monkeypatch.setattr(FolderTree, "survey", survey_then_change)
     ended = run("write", "photos", "packed", "--json")
     assert ended.code == 1
     assert ended.json["error"]["kind"] == "WorldError"

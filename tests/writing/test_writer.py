@@ -354,7 +354,10 @@ def test_a_destination_that_is_a_file_or_a_url_is_refused(tmp_path: Path) -> Non
         {"max_samples": 1.5},
         {"max_bytes": "1 gigabyte"},
         {"max_bytes": 0},
-        {"compression": "zstd"},
+        {"compression": "gzip"},
+        {"compression": "zstd", "compression_level": 0},
+        {"compression": "zstd", "frame_samples": 0},
+        {"overwrite": True, "append": True},
     ],
     ids=repr,
 )
