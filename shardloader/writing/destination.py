@@ -9,7 +9,10 @@ lies in one hidden folder, or in hidden files.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import secrets
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -17,10 +20,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from shardloader.errors import UsageError, WorldError
 from shardloader.format.manifest import Manifest
 from shardloader.reading.source import INDEX_SUFFIX, MANIFEST_NAME, UNFINISHED_NAME
-from shardloader.reading.store import publish
 from shardloader.writing.journal import Journal, JournalFile, read_journal
 from shardloader.writing.lock import FolderLock
-from shardloader.writing.shard_file import naming, shard_of_index, shard_of_partial
+from shardloader.writing.shard_file import (
+    naming,
+    shard_of_index,
+    shard_of_partial,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,7 +80,7 @@ def judge(names: Iterable[str], pattern: ShardPattern, *, mode: Mode) -> Verdict
         name for name in names if pattern.makes(shard_of_partial(name)) or name == WORK_NAME
     ]
     if mode == "append":
-        return _judged_append(manifests)
+        return _judged_append(manifests, leftovers)
     if (shards or manifests or own) and mode == "new":
         found = _some(manifests + foreign + own)
         return Verdict(
@@ -89,9 +95,9 @@ def judge(names: Iterable[str], pattern: ShardPattern, *, mode: Mode) -> Verdict
     return Verdict(remove=(*manifests, *old, *reports, *own, *leftovers))
 
 
-def _judged_append(manifests: list[str]) -> Verdict:
+def _judged_append(manifests: list[str], leftovers: list[str]) -> Verdict:
     if manifests:
-        return Verdict()
+        return Verdict(remove=tuple(leftovers))
     return Verdict(
         refusal=f"append=True adds to a finished dataset, and there is no {MANIFEST_NAME}: "
         "leave append=True out, or make one with `shardloader index`"
@@ -107,7 +113,7 @@ class Destination:
         self._pattern = pattern
         self._mode: Mode = mode
         self._lock = FolderLock(folder)
-        self._journal = JournalFile(folder / UNFINISHED_NAME)
+        self._journal = JournalFile(folder / UNFINISHED_NAME, self.publish)
         self._base: Manifest | None = None
 
     @property
@@ -160,13 +166,25 @@ class Destination:
         path = self.folder / name
         if line is not None:
             self._journal.add(line)
-        publish(str(path) + INDEX_SUFFIX, sealed.index)
+        self.publish(f"{name}{INDEX_SUFFIX}", sealed.index)
         with naming(path):
             sealed.partial.replace(path)
+            sync_folder(self.folder)
 
-    def publish_beside(self, name: str, data: bytes) -> None:
-        """Write a file beside the manifest, whole or not at all."""
-        publish(self.folder / name, data)
+    def publish(self, name: str, data: bytes) -> None:
+        """Write a file of the folder, whole or not at all, also after a power cut.
+
+        What a kill leaves of it lies where the next write clears up. Raises WorldError.
+        """
+        path, temporary = self.folder / name, self.work / secrets.token_hex(8)
+        with naming(path):
+            self.work.mkdir(exist_ok=True)
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(self.folder)
 
     def publish_manifest(self, manifest: Manifest) -> None:
         """Write the manifest, whole or not at all, and clear what was temporary.
@@ -175,16 +193,23 @@ class Destination:
         """
         base = self._base
         if base is not None and base.digest != manifest.digest:
-            publish(self.folder / old_manifest_name(base.digest), base.to_json_bytes())
-        publish(str(self.folder / MANIFEST_NAME), manifest.to_json_bytes())
+            self.publish(old_manifest_name(base.digest), base.to_json_bytes())
+        self.publish(MANIFEST_NAME, manifest.to_json_bytes())
         shutil.rmtree(self.work, ignore_errors=True)
         (self.folder / UNFINISHED_NAME).unlink(missing_ok=True)
 
-    def abandon(self, *, num_finished: int) -> None:
-        """Let other writers in after a failure; what shards there are stay marked as no dataset."""
+    def abandon(self, *, is_begun: bool, keep_work: bool = False) -> None:
+        """Let other writers in after a failure; shards that there are stay marked as no dataset.
+
+        Where nothing is begun there is nothing to mark; `keep_work` keeps what a repeated write
+        goes on from.
+        """
         try:
-            if num_finished == 0 and self._lock.is_held:
-                (self.folder / UNFINISHED_NAME).unlink(missing_ok=True)
+            if self._lock.is_held:
+                if not keep_work:
+                    shutil.rmtree(self.work, ignore_errors=True)
+                if not is_begun:
+                    (self.folder / UNFINISHED_NAME).unlink(missing_ok=True)
         finally:
             self.release()
 
@@ -205,7 +230,7 @@ class Destination:
         # Shards without a manifest would else be taken for a whole dataset: those of this writer
         # that are finished, and before that those that are not yet removed.
         if fingerprint is None:
-            publish(self.folder / UNFINISHED_NAME, b"")
+            self.publish(UNFINISHED_NAME, b"")
         else:
             self._journal.begin(fingerprint=fingerprint, base=base, lines=())
         for name in verdict.remove:
@@ -213,6 +238,8 @@ class Destination:
                 shutil.rmtree(self.folder / name)
             else:
                 (self.folder / name).unlink(missing_ok=True)
+        if self.work.is_dir() and fingerprint is None:
+            self.work.rmdir()
         return Begun(base=self._base)
 
     def _refuse_unfinished(self) -> None:
@@ -292,6 +319,18 @@ class _Releasing:
             raise WorldError(
                 f"the folder {str(folder)!r} can't be written: {error.strerror or error}"
             ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring to disk which names a folder holds."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems can't sync a folder
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _some(names: list[str]) -> str:

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from shardloader.errors import WorldError
-from shardloader.reading.store import publish
 from shardloader.writing.layout import Position
 from shardloader.writing.shard_file import FinishedShard
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 FORMAT = "shardloader-write"
@@ -109,14 +109,15 @@ def parse_journal(data: bytes) -> Journal | None:
 class JournalFile:
     """A journal that is being written; every line is on disk when `add` returns."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, publish: Callable[[str, bytes], None]) -> None:
         self._path = path
+        self._publish = publish
 
     def begin(self, *, fingerprint: str, base: str | None, lines: tuple[Line, ...]) -> None:
         """Write the journal anew with these lines."""
         head = {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "base": base}
         texts = [json.dumps(head, separators=(",", ":")), *(line.to_json() for line in lines)]
-        publish(self._path, "".join(f"{text}\n" for text in texts).encode("ascii"))
+        self._publish(self._path.name, "".join(f"{text}\n" for text in texts).encode("ascii"))
 
     def add(self, line: Line) -> None:
         """Append a line."""

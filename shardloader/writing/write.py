@@ -191,9 +191,9 @@ class _Write:
         self._refusals = self._list()
         self._write(source, replace(recipe, compression=job.compression))
         for name, data in job.source.beside.items():
-            self._destination.publish_beside(name, data)
+            self._destination.publish(name, data)
         if self._list().size_bytes:
-            self._destination.publish_beside(REFUSED_NAME, self._list().contents())
+            self._destination.publish(REFUSED_NAME, self._list().contents())
         num_refused = self._list().count
         self._list().close()
         manifest = manifest_of(self._base, self._shards)
@@ -214,9 +214,7 @@ class _Write:
             self._refusals.close()
         shutil.rmtree(self._partials, ignore_errors=True)
         is_begun = bool(self._shards) or (self._spill is not None and self._spill.is_complete)
-        if not is_begun:
-            shutil.rmtree(self._destination.work, ignore_errors=True)
-        self._destination.abandon(num_finished=int(is_begun))
+        self._destination.abandon(is_begun=is_begun, keep_work=is_begun)
 
     def _check_beside(self) -> None:
         """Refuse to append to a dataset whose classes have other numbers."""
@@ -234,7 +232,9 @@ class _Write:
         with naming(work):
             work.mkdir(exist_ok=True)
             for item in work.iterdir():
-                if item.name not in {_RUNS_NAME, REFUSED_NAME}:
+                if item.is_file() and item.name != REFUSED_NAME:
+                    item.unlink()
+                elif item.is_dir() and item.name != _RUNS_NAME:
                     shutil.rmtree(item)
             self._partials.mkdir()
 

@@ -193,7 +193,7 @@ class ShardWriter:
             if shard is not None:
                 shard.discard()
         finally:
-            self._destination.abandon(num_finished=len(self._finished))
+            self._destination.abandon(is_begun=bool(self._finished))
         if was_open:
             _log.warning(
                 "writing to %s was broken off: %d finished shards stay, the open one was removed, "

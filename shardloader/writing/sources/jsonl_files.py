@@ -128,16 +128,20 @@ def _lines_between(handle: IO[bytes], start: int, stop: int) -> Iterator[bytes]:
 
 def _cut(file: InputFile, at: int) -> Iterator[_Lines]:
     """Yield stretches of whole lines; reads the file ahead of those who will parse it."""
-    start, line, place, lines = 0, 0, 0, 0
+    start, line, place, num_lines = 0, 0, 0, 0
     with opened(file.location) as handle:
-        while block := handle.read(_BLOCK_BYTES):
+        while True:
+            handle.seek(place)  # some stores give every reader the same open file
+            block = handle.read(_BLOCK_BYTES)
+            if not block:
+                break
             cut = block.rfind(b"\n") + 1
-            lines += block.count(b"\n")
+            num_lines += block.count(b"\n")
             place += len(block)
             if cut and place - start >= PART_BYTES:
                 stop = place - len(block) + cut
                 yield _Lines(at, start, stop, line)
-                start, line = stop, line + lines
-                lines = 0
+                start, line = stop, line + num_lines
+                num_lines = 0
     if place > start:
         yield _Lines(at, start, place, line)
