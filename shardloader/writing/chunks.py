@@ -10,16 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardloader.errors import SampleError
-from shardloader.writing.encode import encode_sample
 from shardloader.writing.frames import Compression, compress
 from shardloader.writing.selection import Selection
-from shardloader.writing.shard_file import TarredSample, tarred
 from shardloader.writing.sources.base import Refused, printable
+from shardloader.writing.tarring import TarredSample, tarred
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardloader.writing.shard_file import Members
     from shardloader.writing.sources.base import Part, Source
 
 CHUNK_BYTES = 16 << 20
@@ -61,7 +59,7 @@ class Head:
     refused: list[tuple[int, Refused]] = field(default_factory=list)
     num_left_out: int = 0
     frames: list[Frame] | None = None
-    members: list[Members] | None = None  # of compressed samples, whose headers can't be seen
+    members: list[TarredSample] | None = None  # of compressed samples, without their bytes
     is_last: bool = False
     num_bytes: int = 0
     num_samples: int = 0
@@ -95,7 +93,7 @@ class Chunk:
             count = len(self.samples)
             groups = [range(at, min(at + step, count)) for at in range(0, count, step)]
             head.frames = self.recut(groups)
-            head.members = [sample.members for sample in self.samples]
+            head.members = [sample._replace(pieces=[]) for sample in self.samples]
         return self
 
     def recut(self, groups: Sequence[Sequence[int]]) -> list[Frame]:
@@ -139,7 +137,7 @@ def chunks_of(source: Source, part: Part, recipe: Recipe, *, start: int = 0) -> 
             chunk.head.refused.append((row, item))
         elif recipe.selection.is_all or recipe.selection.wants(str(item.get("__key__"))):
             try:
-                chunk.add(tarred(encode_sample(item)), row)
+                chunk.add(tarred(item), row)
             except SampleError as error:
                 key = printable(str(item.get("__key__", "")))
                 chunk.head.refused.append((row, Refused(key, source.where(part), str(error))))

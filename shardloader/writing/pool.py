@@ -179,7 +179,7 @@ class Pool:
             if run.frame is not None and head.members is not None:
                 filling.frames.append((run.frame.size_bytes, run.frame.plain_bytes))
                 for at in run.frame.samples:
-                    filling.contents.add(head.keys[at], head.members[at], head.sizes[at])
+                    filling.contents.add(head.members[at])
         self._tell(worker, ("place", number, runs))
 
     def close(self, closed: Closed) -> None:

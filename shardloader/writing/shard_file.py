@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+import numpy as np
 import xxhash
 
 from shardloader.errors import WorldError
 from shardloader.format.index import SampleIndex
-from shardloader.format.tar_header import BLOCK_BYTES, END_OF_ARCHIVE, member_header, padding
+from shardloader.format.tar_header import END_OF_ARCHIVE
 from shardloader.reading.source import INDEX_SUFFIX
 from shardloader.writing.frames import Compression, seek_table
 
@@ -24,14 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from shardloader.writing.encode import EncodedSample
+    from numpy.typing import NDArray
+
+    from shardloader.writing.tarring import TarredSample
 
 _PARTIAL_SUFFIX = ".partial"
-_BUFFER_BYTES = 1 << 20  # one write and one update of the digest for about this much
-
-_PADDINGS = tuple(bytes(padding(size)) for size in range(BLOCK_BYTES))
-
-Members = list[tuple[str, int, int]]  # field, offset of its data, size
+_BUFFER_BYTES = 1 << 19  # one write and one update of the digest for about this much
+_MANY_BYTES = 1 << 23  # where fields are big, which are not joined: long writes cost less
+_BIG_BYTES = 4096
+_MAX_PIECES = 1024  # that the system takes in one call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,32 +54,6 @@ class Sealed:
     finished: FinishedShard
     partial: Path
     index: bytes
-
-
-class TarredSample(NamedTuple):
-    """A sample as it will lie in a shard: its bytes in pieces, offsets from its own start."""
-
-    key: str
-    members: Members
-    pieces: list[bytes]
-    size_bytes: int
-
-
-def tarred(sample: EncodedSample) -> TarredSample:
-    """Return the headers, data and padding of a sample's members, in order."""
-    key, encoded = sample
-    members: Members = []
-    pieces: list[bytes] = []
-    at = 0
-    for field, data in encoded:
-        size = len(data)
-        header = member_header(f"{key}.{field}", size)
-        pad = _PADDINGS[size % BLOCK_BYTES]
-        at += len(header)
-        members.append((field, at, size))
-        pieces += (header, data, pad)
-        at += size + len(pad)
-    return TarredSample(key, members, pieces, at)
 
 
 def partial_name(shard: str) -> str:
@@ -104,29 +80,29 @@ class ShardFile:
 
     def __init__(self, partial: Path, name: str) -> None:
         self.name = name
+        self.num_samples = 0
         self.size_bytes = len(END_OF_ARCHIVE)
         self._contents = Contents()
+        self.keys = self._contents.keys
         self._output = _Output(partial)
         self._pieces: list[bytes] = []
         self._waiting_bytes = 0
 
-    @property
-    def num_samples(self) -> int:
-        """How many samples are in it."""
-        return len(self._contents.keys)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._contents.keys
-
     def add(self, sample: TarredSample) -> None:
         """Append a sample, whose key is new to this shard."""
-        key, members, pieces, size_bytes = sample
-        self._contents.add(key, members, size_bytes)
-        self._pieces += pieces
+        self._contents.add(sample)
+        self._pieces += sample.pieces
+        size_bytes = sample.size_bytes
+        self.num_samples += 1
         self.size_bytes += size_bytes
         self._waiting_bytes += size_bytes
-        if self._waiting_bytes >= _BUFFER_BYTES:
+        waiting = self._waiting_bytes
+        if waiting >= _MANY_BYTES or (waiting >= _BUFFER_BYTES and self._are_small):
             self._flush()
+
+    @property
+    def _are_small(self) -> bool:
+        return self._waiting_bytes < _BIG_BYTES * len(self._pieces)
 
     def seal(self) -> Sealed:
         """End the archive and bring it to disk."""
@@ -140,8 +116,8 @@ class ShardFile:
         self._output.discard()
 
     def _flush(self) -> None:
-        big = self._waiting_bytes >= 4 * _BUFFER_BYTES  # a big field is not copied once more
-        self._output.write(self._pieces if big else [b"".join(self._pieces)])
+        # pieces of a header are joined; a big field is not copied once more
+        self._output.write([b"".join(self._pieces)] if self._are_small else self._pieces)
         self._pieces = []
         self._waiting_bytes = 0
 
@@ -153,6 +129,7 @@ class FrameFile:
         self.name = name
         self._compression = compression
         self._contents = Contents()
+        self.keys = self._contents.keys
         self._output = _Output(partial)
         self._frames: list[tuple[int, int]] = []
         self._frames_bytes = 0
@@ -167,15 +144,12 @@ class FrameFile:
         """The file's size if it were sealed now."""
         return self._frames_bytes + self._compression.end_bytes(len(self._frames))
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._contents.keys
-
     def add_frame(self, frame: bytes, samples: Sequence[TarredSample]) -> None:
         """Append a frame of samples, whose keys are new to this shard."""
-        plain_bytes = 0
-        for key, members, _, size_bytes in samples:
-            self._contents.add(key, members, size_bytes)
-            plain_bytes += size_bytes
+        start = self._contents.tar_bytes
+        for sample in samples:
+            self._contents.add(sample)
+        plain_bytes = self._contents.tar_bytes - start
         self._frames.append((len(frame), plain_bytes))
         self._frames_bytes += len(frame)
         self._output.write([frame])
@@ -201,30 +175,46 @@ class Contents:
     def __init__(self) -> None:
         self.keys: dict[str, None] = {}
         self.tar_bytes = 0
-        self._starts: list[int] = []
-        self._lengths: list[int] = []
-        self._members: Members = []
+        self._lengths: list[int] = []  # members a sample
+        self._fields: list[str] = []
+        self._offsets: list[int] = []
+        self._sizes: list[int] = []
 
-    def add(self, key: str, members: Members, size_bytes: int) -> None:
+    def add(self, sample: TarredSample) -> None:
         """Append a sample."""
+        key, fields, offsets, sizes, _, size_bytes = sample
+        start = self.tar_bytes
         self.keys[key] = None
-        self._starts.append(self.tar_bytes)
-        self._lengths.append(len(members))
-        self._members += members
-        self.tar_bytes += size_bytes
+        self._lengths.append(len(fields))
+        self._fields += fields
+        self._offsets += [start + offset for offset in offsets]
+        self._sizes += sizes
+        self.tar_bytes = start + size_bytes
 
     def index(self) -> SampleIndex:
         """Index the archive, if it ended here."""
-        shard_bytes = self.tar_bytes + len(END_OF_ARCHIVE)
-        return SampleIndex.of_samples(self._located(), shard_bytes=shard_bytes)
+        fields = tuple(sorted(set(self._fields), key=str.encode))
+        numbers = {field: number for number, field in enumerate(fields)}
+        keys = [key.encode() for key in self.keys]
+        count = len(self._fields)
+        return SampleIndex(
+            shard_bytes=self.tar_bytes + len(END_OF_ARCHIVE),
+            fields=fields,
+            sample_starts=_starts(self._lengths),
+            member_offsets=np.array(self._offsets, dtype=np.int64),
+            member_sizes=np.array(self._sizes, dtype=np.int64),
+            member_fields=np.fromiter(
+                map(numbers.__getitem__, self._fields), dtype=np.uint32, count=count
+            ),
+            key_starts=_starts(list(map(len, keys))),
+            key_bytes=np.frombuffer(b"".join(keys), dtype=np.uint8),
+        )
 
-    def _located(self) -> Iterator[tuple[str, Members]]:
-        """Yield key and members of each sample, with offsets from the start of the tar."""
-        at = 0
-        for key, start, length in zip(self.keys, self._starts, self._lengths, strict=True):
-            members = self._members[at : at + length]
-            at += length
-            yield key, [(field, start + offset, size) for field, offset, size in members]
+
+def _starts(lengths: list[int]) -> NDArray[np.int64]:
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
 
 
 class _Output:
@@ -235,18 +225,18 @@ class _Output:
         self._digest = xxhash.xxh3_128()
         self._size_bytes = 0
         with naming(partial):
-            self._file = partial.open("wb")
+            self._file = partial.open("wb", buffering=0)
 
     def write(self, chunks: Sequence[bytes]) -> None:
+        update = self._digest.update
+        for chunk in chunks:
+            update(chunk)
         with naming(self._partial):
-            for chunk in chunks:
-                self._file.write(chunk)
-                self._digest.update(chunk)
-                self._size_bytes += len(chunk)
+            for at in range(0, len(chunks), _MAX_PIECES):
+                self._size_bytes += write_all(self._file.fileno(), chunks[at : at + _MAX_PIECES])
 
     def seal(self, name: str, index: SampleIndex) -> Sealed:
         with naming(self._partial):
-            self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
         finished = FinishedShard(
@@ -265,6 +255,17 @@ class _Output:
             pass
         finally:
             self._partial.unlink(missing_ok=True)
+
+
+def write_all(handle: int, pieces: Sequence[bytes]) -> int:
+    """Write all of some pieces, however little the system takes at a time; gives their size."""
+    size = sum(map(len, pieces))
+    done = os.writev(handle, pieces)
+    if done < size:
+        rest = memoryview(b"".join(pieces))[done:]
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+    return size
 
 
 @contextmanager

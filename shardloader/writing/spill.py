@@ -22,8 +22,9 @@ import msgspec
 from shardloader.errors import WorldError
 from shardloader.reading.store import publish
 from shardloader.writing.selection import keyed_word
-from shardloader.writing.shard_file import TarredSample, naming
+from shardloader.writing.shard_file import naming
 from shardloader.writing.sources.base import Part, Survey
+from shardloader.writing.tarring import TarredSample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,9 @@ class _Record(msgspec.Struct, array_like=True, frozen=True):
     part: int
     row: int
     key: str
-    members: list[tuple[str, int, int]]
+    fields: list[str]
+    offsets: list[int]
+    sizes: list[int]
 
 
 _decode = msgspec.msgpack.Decoder(_Record).decode
@@ -83,7 +86,7 @@ class Spill:
             file.seek(offsets[0])
             for word, row, at in tagged:
                 sample = chunk.samples[at]
-                record = _encode(_Record(word, head.part, row, sample.key, sample.members))
+                record = _encode(_Record(word, head.part, row, *sample[:4]))
                 lengths = len(record).to_bytes(4, "little") + sample.size_bytes.to_bytes(
                     8, "little"
                 )
@@ -182,7 +185,14 @@ def _segment(run: Path, start: int, stop: int) -> Iterator[tuple[int, int, int, 
         at += record_bytes
         tar = data[at : at + size]
         at += size
-        sample = TarredSample(record.key, record.members, [tar], size)  # type: ignore[list-item]
+        sample = TarredSample(
+            record.key,
+            record.fields,
+            record.offsets,
+            record.sizes,
+            [tar],  # type: ignore[list-item]
+            size,
+        )
         yield record.word, record.part, record.row, sample
 
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from shardloader.errors import SampleError, UsageError
 from shardloader.reading.sizes import parse_bytes
 from shardloader.writing.destination import Destination
-from shardloader.writing.encode import encode_sample
 from shardloader.writing.frames import TABLE_ENTRY_BYTES, compress
 from shardloader.writing.layout import Limits
 from shardloader.writing.manifests import manifest_of, next_number
@@ -33,7 +32,8 @@ from shardloader.writing.options import (
     written_before,
 )
 from shardloader.writing.pattern import parse_pattern
-from shardloader.writing.shard_file import FrameFile, ShardFile, partial_name, tarred
+from shardloader.writing.shard_file import FrameFile, ShardFile, partial_name
+from shardloader.writing.tarring import tarred
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
     from shardloader.format.manifest import Manifest
     from shardloader.writing.frames import Compression
-    from shardloader.writing.shard_file import FinishedShard, TarredSample
+    from shardloader.writing.shard_file import FinishedShard
+    from shardloader.writing.tarring import TarredSample
 
 _BROKEN_OFF = "broken off"
 _NO_DATASET = ", so what was written is no whole dataset"
@@ -148,7 +149,7 @@ class ShardWriter:
         """
         if self._state != "open":
             self._open()
-        members = tarred(encode_sample(sample))
+        members = tarred(sample)
         self._check_key_is_new(members.key)
         try:
             if self._compression is None:
@@ -242,7 +243,7 @@ class ShardWriter:
         self._state = "open"
 
     def _check_key_is_new(self, key: str) -> None:
-        is_here = self._shard is not None and key in self._shard
+        is_here = self._shard is not None and key in self._shard.keys
         if key == self._last_key or is_here or key in self._waiting:
             raise SampleError(written_before(key))
 
