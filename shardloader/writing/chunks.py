@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shardloader.writing.sources.base import Part, Source
 
 CHUNK_BYTES = 16 << 20
+_WRITE_BYTES = 1 << 19
 _EVERYTHING = Selection()
 
 
@@ -114,9 +115,17 @@ class Chunk:
         """Give the bytes of a frame that was made before."""
         return self._frames[frame.samples[0], frame.samples[-1]]
 
-    def plain_bytes(self, first: int, last: int) -> bytes:
-        """Give the tar of the samples first to last-1."""
-        return b"".join(piece for sample in self.samples[first:last] for piece in sample.pieces)
+    def plain_bytes(self, first: int, last: int) -> Iterator[bytes]:
+        """Yield the tar of the samples first to last-1, some of them at a time."""
+        pieces: list[bytes] = []
+        waiting = 0
+        for sample in self.samples[first:last]:
+            pieces += sample.pieces
+            waiting += sample.size_bytes
+            if waiting >= _WRITE_BYTES:
+                yield b"".join(pieces)
+                pieces, waiting = [], 0
+        yield b"".join(pieces)
 
 
 def chunks_of(source: Source, part: Part, recipe: Recipe, *, start: int = 0) -> Iterator[Chunk]:

@@ -364,13 +364,15 @@ class _Worker:
     def _write(self, chunk: Chunk, runs: Sequence[Run]) -> None:
         for run in runs:
             name = self._shop.pattern.name(run.shard)
-            data = (
-                chunk.plain_bytes(run.first, run.last)
-                if run.frame is None
-                else chunk.frame_bytes(run.frame)
-            )
+            offset = run.offset
             with naming(self._path(name)):
-                _write_at(self._opened(name), data, run.offset)
+                handle = self._opened(name)
+                if run.frame is not None:
+                    _write_at(handle, chunk.frame_bytes(run.frame), offset)
+                    continue
+                for data in chunk.plain_bytes(run.first, run.last):
+                    _write_at(handle, data, offset)
+                    offset += len(data)
 
     def _path(self, name: str) -> Path:
         return self._shop.folder / name
