@@ -8,6 +8,7 @@ as they are.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".tar", ".tar.zst", ".tar.gz", ".tgz")
 OWN_FILES = (".index", "manifest.json")
+
+
+_log = logging.getLogger("shardloader")
 
 
 class _Stretch(NamedTuple):
@@ -113,7 +117,7 @@ class TarShards:
             yield Refused("", file.location, what.problem)
             return
         try:
-            data, index = self._opened(what.file)
+            data, index = self._opened(what.file, is_first=what.stop is None)
         except ShardError as error:
             yield Refused("", file.location, str(error))
             return
@@ -143,7 +147,7 @@ class TarShards:
             yield _Stretch(at, 0, None), file.size
             return
         try:
-            _, index = self._opened(at)
+            _, index = self._opened(at, is_first=True)
         except ShardError as error:
             yield _Stretch(at, 0, 0, str(error)), file.size
             return
@@ -160,12 +164,15 @@ class TarShards:
             yield _Stretch(at, start, stop), max(0, end - int(places[start]))
             start = stop
 
-    def _opened(self, at: int) -> tuple[memoryview, SampleIndex]:
+    def _opened(self, at: int, *, is_first: bool) -> tuple[memoryview, SampleIndex]:
         if self._open is None or self._open[0] != at:
             self._open = None
             data = _mapped(self._files[at])
-            index, _ = SampleIndex.build(data, shard=self._files[at].location)
+            index, notices = SampleIndex.build(data, shard=self._files[at].location)
             self._open = (at, data, index)
+            for notice in notices if is_first else ():
+                if notice.is_warning:
+                    _log.warning("%s: %s", self._files[at].location, notice)
         return self._open[1:]
 
 
