@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from shardloader.writing.job import Job
     from shardloader.writing.write import Written
 
+_MOST_WORKERS = 8  # that are started unless more are asked for
+
 EPILOG = """\
 SRC is a folder of files (001.jpg, 001.cls and 001.seg.png make one sample with the fields jpg, cls
 and seg.png), of class folders (--from classes), of tar shards to be written anew, or files of rows:
@@ -55,9 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers",
         type=at_least_one,
-        default=len(os.sched_getaffinity(0)),
+        default=min(_MOST_WORKERS, len(os.sched_getaffinity(0))),
         metavar="N",
-        help="processes (default: one a CPU; small inputs take one)",
+        help="processes (default: one a CPU, at most 8; small inputs take one)",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="say what would be written, and write nothing"

@@ -217,13 +217,13 @@ class _Write:
         self._destination.abandon(is_begun=is_begun, keep_work=is_begun)
 
     def _check_beside(self) -> None:
-        """Refuse to append to a dataset whose classes have other numbers."""
+        """Refuse to put other class numbers beside a dataset than are there."""
         for name, data in self._job.source.beside.items():
             path = self._job.folder / name
-            if self._job.mode == "append" and path.exists() and path.read_bytes() != data:
+            if self._job.mode != "overwrite" and path.exists() and path.read_bytes() != data:
                 raise UsageError(
-                    f"{path}: the dataset has these classes, and the source has others: give "
-                    "class_map=, a file that numbers all of them"
+                    f"{path} says other numbers for the classes than the source has: give it as "
+                    "class_map=, with all classes in it, or move it away"
                 )
 
     def _make_room(self) -> None:
