@@ -195,6 +195,15 @@ class Destination:
         if base is not None and base.digest != manifest.digest:
             self.publish(old_manifest_name(base.digest), base.to_json_bytes())
         self.publish(MANIFEST_NAME, manifest.to_json_bytes())
+        self.clear()
+
+    def has_published(self, manifest: Manifest) -> bool:
+        """Whether this manifest is there."""
+        path = self.folder / MANIFEST_NAME
+        return path.is_file() and path.read_bytes() == manifest.to_json_bytes()
+
+    def clear(self) -> None:
+        """Remove what was temporary, and the mark."""
         shutil.rmtree(self.work, ignore_errors=True)
         (self.folder / UNFINISHED_NAME).unlink(missing_ok=True)
 

@@ -94,10 +94,8 @@ def parse_journal(data: bytes) -> Journal | None:
             documents.append(json.loads(text))
         except ValueError:
             break
-    if not documents or documents[0].get("format") != FORMAT:
-        return None
-    head = documents[0]
-    if head.get("version") != VERSION:
+    head = documents[0] if documents else None
+    if not isinstance(head, dict) or (head.get("format"), head.get("version")) != (FORMAT, VERSION):
         return None
     try:
         lines = tuple(map(Line.from_json, documents[1:]))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardloader.writing.frames import Compression
 
 _END_BYTES = len(END_OF_ARCHIVE)
+_BEHIND_ALL_ROWS = 1 << 62
 
 Recut: TypeAlias = "Callable[[Sequence[Sequence[int]]], list[Frame]]"
 """Makes a frame of each group of a chunk's samples; a group may be empty, and makes none."""
@@ -110,6 +111,8 @@ class Placer:
 
     def place(self, head: Head, recut: Recut) -> Placed:
         """Decide where the samples of a chunk lie."""
+        # Where the input ends all of it was seen, also what came after the last sample placed.
+        self._end = Position(head.part, head.start, _BEHIND_ALL_ROWS)
         first = self._first(head)
         if head.frames is None:
             return self._place_samples(head, first)
@@ -151,10 +154,9 @@ class Placer:
             self._last_key = key
             self.num_samples += 1
             self._bytes += size
-            self._end = Position(head.part, head.start, rows[at] + 1)
             if self.num_samples >= limits.max_samples:
                 self._add_run(placed, offset, run_start, at + 1)
-                placed.closed.append(self._close(self._end))
+                placed.closed.append(self._close(Position(head.part, head.start, rows[at] + 1)))
                 run_start, offset = at + 1, 0
         self._add_run(placed, offset, run_start, len(rows))
         return placed
@@ -211,9 +213,9 @@ class Placer:
         self.num_samples += len(frame.samples)
         self._num_frames += 1
         self._bytes += frame.size_bytes
-        self._end = Position(head.part, head.start, head.rows[last - 1] + 1)
         if self.num_samples >= self._limits.max_samples:
-            placed.closed.append(self._close(self._end))
+            end = Position(head.part, head.start, head.rows[last - 1] + 1)
+            placed.closed.append(self._close(end))
 
     def _size_with(self, num_frames: int) -> int:
         if self._compression is None:

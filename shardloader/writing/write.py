@@ -181,6 +181,9 @@ class _Write:
 
     def run(self) -> Written:
         """Do what is left to be done."""
+        if self._lines and self._destination.has_published(manifest_of(self._base, self._shards)):
+            self._destination.clear()  # it was killed when all was done
+            return self._written(num_refused=self._lines[-1].num_refused)
         job = self._job
         self._check_beside()
         self._make_room()
@@ -188,18 +191,19 @@ class _Write:
             source, recipe = self._shuffled(job.shuffle)
         else:
             source, recipe = job.source, Recipe(selection=job.selection)
-        self._refusals = self._list()
+        refusals = self._list()
         self._write(source, replace(recipe, compression=job.compression))
         for name, data in job.source.beside.items():
             self._destination.publish(name, data)
-        if self._list().size_bytes:
-            self._destination.publish(REFUSED_NAME, self._list().contents())
-        num_refused = self._list().count
-        self._list().close()
-        manifest = manifest_of(self._base, self._shards)
-        self._destination.publish_manifest(manifest)
+        if refusals.size_bytes:
+            self._destination.publish(REFUSED_NAME, refusals.contents())
+        refusals.close()
+        self._destination.publish_manifest(manifest_of(self._base, self._shards))
+        return self._written(num_refused=refusals.count)
+
+    def _written(self, *, num_refused: int) -> Written:
         return Written(
-            manifest=manifest,
+            manifest=manifest_of(self._base, self._shards),
             shards=tuple(self._shards),
             num_kept=len(self._lines),
             survey=self._survey,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -18,8 +19,9 @@ from shardloader.errors import UsageError, WorldError
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.source import UNFINISHED_NAME
 from shardloader.writing.lock import LOCK_NAME
+from shardloader.writing.sources.jsonl_files import JsonLines
 from shardloader.writing.write import write_shards
-from tests.writing.inputs import EXPECTED, MAKERS, cut_small, jsonl
+from tests.writing.inputs import CHOICE, EXPECTED, MAKERS, cut_small, jsonl
 from tests.writing.reading_back import read_dataset, read_shard, visible
 
 if TYPE_CHECKING:
@@ -248,3 +250,28 @@ def test_a_finished_shard_that_changed_meanwhile_is_noticed(tmp_path: Path, sour
 
 def test_every_kind_of_input_is_among_the_makers() -> None:
     assert len(MAKERS) >= 11
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=repr)
+def test_what_was_left_out_is_listed_once_wherever_the_write_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    cut_small(monkeypatch)
+    rows = [{"id": key, "text": "x", "label": n % 3} for n, key in enumerate("abc" * 10)]
+    lines = [json.dumps(row) if n % 4 else "not json" for n, row in enumerate(rows)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, "nor this"]))
+    source = JsonLines([str(tmp_path / "a.jsonl")], choice=CHOICE)
+    options = {**options, "max_samples": 4, "on_error": "skip"}
+    write_shards(source, tmp_path / "whole", **options)
+    whole = visible(tmp_path / "whole")
+    assert b"nor this" not in whole["refused.jsonl"]
+    assert len(whole["refused.jsonl"].splitlines()) > 9
+    folder = tmp_path / "out"
+    for step in range(1, 1000, 3):
+        ended(in_a_child(partial(killed_write, step, source, folder, **options)))
+        if (folder / "manifest.json").exists() and not (folder / UNFINISHED_NAME).exists():
+            break
+        write_shards(source, folder, **options)
+        assert visible(folder) == whole
+        shutil.rmtree(folder)
+    assert step > 10
