@@ -41,6 +41,7 @@ nightly: $(STAMP) ## thirty times the property tests' examples, 5,000 chains, 50
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -n 2 tests/property
 	$(BIN)/python -W ignore -m tests.stress.chains 5000 --jobs 2
 	$(BIN)/python -W ignore -m tests.stress.kills 50
+	$(BIN)/python -W ignore -m tests.stress.writes 1000
 
 show: $(STAMP) ## the figures of the README: planning, state and resume, measured here
 	$(BIN)/python benchmarks/planning.py

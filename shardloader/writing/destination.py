@@ -155,6 +155,8 @@ class Destination:
             interrupted = self._interrupted(fingerprint)
             if interrupted is None:
                 return self._anew(fingerprint)
+            if not interrupted.lines:
+                self._clear_again()
             lines = self._whole_ones(interrupted.lines)
             self._base = self._manifest_of(interrupted.base)
             self._journal.begin(fingerprint=fingerprint, base=interrupted.base, lines=lines)
@@ -242,14 +244,28 @@ class Destination:
             self.publish(UNFINISHED_NAME, b"")
         else:
             self._journal.begin(fingerprint=fingerprint, base=base, lines=())
-        for name in verdict.remove:
+        self._remove(verdict.remove)
+        if self.work.is_dir() and fingerprint is None:
+            self.work.rmdir()
+        return Begun(base=self._base)
+
+    def _clear_again(self) -> None:
+        """Do again what an interrupted write may not have come to the end of.
+
+        Whatever its pattern makes is left from what it was to replace, or its own.
+        """
+        names = [item.name for item in self.folder.iterdir()]
+        mode: Mode = "append" if self._mode == "append" else "overwrite"
+        verdict = judge(names, self._pattern, mode=mode)
+        self._refuse(verdict)
+        self._remove(name for name in verdict.remove if name != WORK_NAME)
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
             if name == WORK_NAME:
                 shutil.rmtree(self.folder / name)
             else:
                 (self.folder / name).unlink(missing_ok=True)
-        if self.work.is_dir() and fingerprint is None:
-            self.work.rmdir()
-        return Begun(base=self._base)
 
     def _refuse_unfinished(self) -> None:
         journal = read_journal(self.folder / UNFINISHED_NAME)

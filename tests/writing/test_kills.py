@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import time
+import traceback
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,9 @@ def in_a_child(work: Callable[[], object]) -> int:
     try:
         work()
         code = 0
+    except BaseException:
+        traceback.print_exc()
+        raise
     finally:
         os._exit(code)
 
@@ -135,6 +139,20 @@ def test_killed_at_any_step_it_is_finished_by_the_same_write(
         assert {path.name for path in folder.iterdir()} == set(whole)
         shutil.rmtree(folder)
     assert step > 20
+
+
+def test_killed_while_it_clears_the_folder_it_clears_it_again(
+    tmp_path: Path, source: Source
+) -> None:
+    options: dict[str, Any] = {"max_samples": 30, "overwrite": True}
+    write_shards(source, tmp_path / "whole", max_samples=30)
+    whole = visible(tmp_path / "whole")
+    for step in range(1, 60, 2):
+        folder = tmp_path / f"out{step}"
+        write_shards(source, folder, max_samples=5)
+        ended(in_a_child(partial(killed_write, step, source, folder, **options)))
+        write_shards(source, folder, **options)
+        assert visible(folder) == whole
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=repr)
