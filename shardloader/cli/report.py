@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 SOME = 5  # of a long list, so many are shown
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
-_SWITCHES = {
-    "overwrite=True": "--overwrite",
-    "append=True": "--append",
-    "kind=": "--from",
-    "class_map=": "--class-map",
-    "prefix_keys=": "--prefix-keys",
-    "include=": "--include",
-}
 _ARGUMENT = re.compile(r"\b(index_dir|grid|steps_per_epoch|max_samples|max_bytes|pattern)=")
 
 
@@ -131,6 +123,16 @@ def _print(text: str) -> None:
 def print_error(message: str) -> None:
     """Print an error, where programs print theirs."""
     print(f"shardloader: error: {printable(message)}", file=sys.stderr)
+
+
+_SWITCHES = {
+    "overwrite=True": "--overwrite",
+    "append=True": "--append",
+    "kind=": "--from",
+    "class_map=": "--class-map",
+    "prefix_keys=": "--prefix-keys",
+    "include=": "--include",
+}
 
 
 def as_options(message: str) -> str:
