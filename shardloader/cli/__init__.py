@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 COMMANDS: Final = {
     "write": "write a folder, rows or other shards to shards",
+    "show": "show samples: keys, fields, sizes, texts; and extract them",
     "index": "make the sample indexes and the manifest of shards",
     "info": "say what a dataset holds",
-    "show": "show samples: keys, fields, sizes, texts; and extract them",
     "plan": "say who reads what at which step, without reading a shard",
     "audit": "check, from what ranks logged, that every sample was read once",
     "bench": "measure how fast a dataset loads here, and say with which options",
