@@ -74,7 +74,7 @@ class Chunk:
         self.samples: list[TarredSample] = []
         self.num_bytes = 0
         self._compression = compression
-        self._frames: dict[tuple[int, int], bytes] = {}
+        self._frames: dict[tuple[int, ...], bytes] = {}
 
     def add(self, sample: TarredSample, row: int) -> None:
         """Append a sample."""
@@ -99,21 +99,28 @@ class Chunk:
 
     def recut(self, groups: Sequence[Sequence[int]]) -> list[Frame]:
         """Make a frame of each group of samples."""
-        if self._compression is None:
-            raise AssertionError("only compressed chunks have frames")
         frames = []
         for group in groups:
-            if not group:
-                continue
-            plain = b"".join(piece for at in group for piece in self.samples[at].pieces)
-            packed = compress(plain, self._compression.level)
-            self._frames[group[0], group[-1]] = packed
-            frames.append(Frame(group, len(packed), len(plain)))
+            if group:
+                packed = self._packed(group)
+                plain_bytes = sum(self.samples[at].size_bytes for at in group)
+                frames.append(Frame(group, len(packed), plain_bytes))
         return frames
 
     def frame_bytes(self, frame: Frame) -> bytes:
-        """Give the bytes of a frame that was made before."""
-        return self._frames[frame.samples[0], frame.samples[-1]]
+        """Give the bytes of a frame."""
+        return self._packed(frame.samples)
+
+    def _packed(self, group: Sequence[int]) -> bytes:
+        """Compress samples; what was compressed before is kept."""
+        name = tuple(group)
+        packed = self._frames.get(name)
+        if packed is None and self._compression is not None:
+            plain = b"".join(piece for at in group for piece in self.samples[at].pieces)
+            packed = self._frames[name] = compress(plain, self._compression.level)
+        if packed is None:
+            raise AssertionError("only compressed chunks have frames")
+        return packed
 
     def plain_bytes(self, first: int, last: int) -> Iterator[bytes]:
         """Yield the tar of the samples first to last-1, some of them at a time."""

@@ -3,8 +3,7 @@
 Each worker reads parts and encodes chunks, keeps their bytes, and tells only their heads. The one
 who asked decides, in the input's order, at which byte of which shard they lie, and the worker
 writes them there: bytes are made, moved and written once, and where they lie does not depend on
-who was quicker. A shard that has all its bytes is sealed by a worker, which reads it once more, for
-its digest and its index.
+who was quicker.
 
 Workers are forked, and end when the one who started them does, however that ends: what they may
 still write goes to a folder that no later write uses.
@@ -18,62 +17,24 @@ import queue
 import signal
 import threading
 from collections import deque
-from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-import xxhash
-
 from shardloader.errors import ShardLoaderError, WorldError
-from shardloader.format.index import SampleIndex
-from shardloader.format.tar_header import END_OF_ARCHIVE
-from shardloader.reading.store import map_file
 from shardloader.writing.chunks import chunks_of
-from shardloader.writing.frames import seek_table
+from shardloader.writing.filling import Filler, Filling
 from shardloader.writing.hands import remaining
-from shardloader.writing.shard_file import Contents, FinishedShard, Sealed, naming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
-    from shardloader.writing.chunks import Chunk, Frame, Head, Recipe
+    from shardloader.writing.chunks import Chunk, Frame, Head
+    from shardloader.writing.filling import Shop
     from shardloader.writing.layout import Closed, Position, Run
-    from shardloader.writing.pattern import ShardPattern
-    from shardloader.writing.sources.base import Part, Source
-    from shardloader.writing.spill import Spill
+    from shardloader.writing.shard_file import Sealed
+    from shardloader.writing.sources.base import Part
 
 _MAX_HELD = 2  # chunks that a worker keeps before it waits to be told where they go
-_OPEN_FILES = 4
-
-
-class _Framed(NamedTuple):
-    """What can't be seen in a compressed shard: its frames' sizes, and its index."""
-
-    frames: list[tuple[int, int]]
-    index_bytes: bytes
-    index_digest: str
-
-
-class _Seal(NamedTuple):
-    """What is to be known to seal a shard whose bytes are there."""
-
-    shard: int
-    name: str
-    size_bytes: int
-    num_samples: int
-    framed: _Framed | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shop:
-    """What every worker knows."""
-
-    source: Source
-    recipe: Recipe
-    folder: Path
-    pattern: ShardPattern
-    spill: Spill | None = None
 
 
 class _Told(NamedTuple):
@@ -82,16 +43,6 @@ class _Told(NamedTuple):
     worker: int
     number: int
     head: Head
-
-
-@dataclass(slots=True)
-class _Filling:
-    """A shard that is being filled: chunks not yet written, and what its index needs."""
-
-    waiting: set[tuple[int, int]] = field(default_factory=set)
-    closed: Closed | None = None
-    contents: Contents = field(default_factory=Contents)
-    frames: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Pool:
@@ -109,7 +60,7 @@ class Pool:
         self._heads: dict[int, deque[_Told]] = {}  # by part
         self._now: _Told | None = None
         self._frames: list[Frame] | None = None
-        self._filling: dict[int, _Filling] = {}
+        self._filling: dict[int, Filling] = {}
         self._done: dict[int, Sealed] = {}
         self._closed: deque[int] = deque()  # shards that have yet to come back sealed, in order
         self._next_sealer = 0
@@ -174,12 +125,9 @@ class Pool:
         worker, number, head = self._yielded()
         self._now = None
         for run in runs:
-            filling = self._filling.setdefault(run.shard, _Filling())
+            filling = self._filling.setdefault(run.shard, Filling())
             filling.waiting.add((worker, number))
-            if run.frame is not None and head.members is not None:
-                filling.frames.append((run.frame.size_bytes, run.frame.plain_bytes))
-                for at in run.frame.samples:
-                    filling.contents.add(head.members[at])
+            filling.take(head, run)
         self._tell(worker, ("place", number, runs))
 
     def close(self, closed: Closed) -> None:
@@ -221,12 +169,7 @@ class Pool:
         if closed is None or filling.waiting:
             return
         del self._filling[shard]
-        framed = None
-        if self._shop.recipe.compression is not None:
-            index = filling.contents.index()
-            framed = _Framed(filling.frames, index.to_bytes(), index.digest)
-        name = self._shop.pattern.name(shard)
-        seal = _Seal(shard, name, closed.size_bytes, closed.num_samples, framed)
+        seal = filling.seal(self._shop, closed)
         self._tell(self._next_sealer, ("seal", seal))
         self._next_sealer = (self._next_sealer + 1) % len(self._pipes)
 
@@ -302,14 +245,14 @@ def _work(
 
 
 class _Worker:
-    """What a worker holds: chunks that have no place yet, and open files."""
+    """What a worker holds: chunks that have no place yet, and the files that it fills."""
 
     def __init__(self, shop: Shop, pipe: connection.Connection) -> None:
         self._shop = shop
         self._pipe = pipe
         self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._held: dict[int, Chunk] = {}
-        self._files: dict[str, int] = {}
+        self._filler = Filler(shop)
         self._number = 0
         # always emptied, so that whoever sends never waits for a worker that sends itself
         threading.Thread(target=self._listen, daemon=True).start()
@@ -353,70 +296,10 @@ class _Worker:
         kind, *content = message
         if kind == "place":
             number, runs = content
-            self._write(self._held.pop(number), runs)
+            self._filler.write(self._held.pop(number), runs)
             self.say("placed", number)
         elif kind == "recut":
             number, groups = content
             self.say("recut", self._held[number].recut(groups))
         else:
-            self.say("sealed", content[0].shard, self._seal(content[0]))
-
-    def _write(self, chunk: Chunk, runs: Sequence[Run]) -> None:
-        for run in runs:
-            name = self._shop.pattern.name(run.shard)
-            offset = run.offset
-            with naming(self._path(name)):
-                handle = self._opened(name)
-                if run.frame is not None:
-                    _write_at(handle, chunk.frame_bytes(run.frame), offset)
-                    continue
-                for data in chunk.plain_bytes(run.first, run.last):
-                    _write_at(handle, data, offset)
-                    offset += len(data)
-
-    def _path(self, name: str) -> Path:
-        return self._shop.folder / name
-
-    def _opened(self, name: str) -> int:
-        handle = self._files.get(name)
-        if handle is None:
-            handle = os.open(self._path(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            self._files[name] = handle
-            while len(self._files) > _OPEN_FILES:
-                os.close(self._files.pop(next(iter(self._files))))
-        return handle
-
-    def _seal(self, seal: _Seal) -> Sealed:
-        path = self._path(seal.name)
-        end = END_OF_ARCHIVE
-        compression = self._shop.recipe.compression
-        if seal.framed is not None and compression is not None:
-            table = seek_table([*seal.framed.frames, (len(compression.end), len(end))])
-            end = compression.end + table
-        with naming(path):
-            handle = self._opened(seal.name)
-            _write_at(handle, end, seal.size_bytes - len(end))
-            os.fsync(handle)
-        data = map_file(path)
-        if seal.framed is not None:
-            index, digest = seal.framed.index_bytes, seal.framed.index_digest
-        else:
-            found, _ = SampleIndex.build(data, shard=str(path))
-            index, digest = found.to_bytes(), found.digest
-            if found.num_samples != seal.num_samples or len(data) != seal.size_bytes:
-                raise WorldError(f"{path}: what lies on the disk is not what was written to it")
-        finished = FinishedShard(
-            name=seal.name,
-            size_bytes=seal.size_bytes,
-            num_samples=seal.num_samples,
-            index_digest=digest,
-            content_digest=xxhash.xxh3_128_hexdigest(data),
-        )
-        return Sealed(finished=finished, partial=path, index=index)
-
-
-def _write_at(handle: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(handle, view, offset)
-        view, offset = view[written:], offset + written
+            self.say("sealed", content[0].shard, self._filler.seal(content[0]))

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from shardloader.errors import UsageError
 from shardloader.writing.chunks import CHUNK_BYTES, Recipe
 from shardloader.writing.destination import REFUSED_NAME, Destination
+from shardloader.writing.filling import Shop
 from shardloader.writing.hands import OwnHands
 from shardloader.writing.job import make_job
 from shardloader.writing.journal import Line
 from shardloader.writing.layout import Placer, Position
 from shardloader.writing.manifests import manifest_of, next_number
 from shardloader.writing.options import written_before
-from shardloader.writing.pool import Pool, Shop
+from shardloader.writing.pool import Pool
 from shardloader.writing.refusals import Refusals
 from shardloader.writing.shard_file import naming
 from shardloader.writing.sources.base import Refused, printable
