@@ -62,6 +62,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes (default: one a CPU, at most 8; small inputs take one)",
     )
     parser.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="processes here, or tasks on a Ray cluster whose machines share DST",
+    )
+    parser.add_argument(
+        "--address", metavar="URL", help="the Ray cluster (default: one that is started here)"
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="say what would be written, and write nothing"
     )
 
@@ -210,6 +219,8 @@ def _job(options: argparse.Namespace) -> Job:
         overwrite=options.overwrite,
         append=options.append,
         workers=options.workers,
+        engine=options.engine,
+        address=options.address,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import xxhash
 
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from shardloader.writing.refusals import OnError
     from shardloader.writing.sources.base import Source, Survey
 
+Engine: TypeAlias = Literal["local", "ray"]
+
 RULES_VERSION = 1  # of what shards come out of the same input and options
 SMALL_BYTES = 32 << 20  # less input is written sooner than processes start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A write. `workers` is the one field that changes no byte."""
+    """A write. `workers`, `engine` and its `address` change no byte."""
 
     source: Source
     folder: Path
@@ -43,6 +45,8 @@ class Job:
     shuffle: int | None = None
     mode: Mode = "new"
     workers: int = 1
+    engine: Engine = "local"
+    address: str | None = None
 
     def fingerprint(self, survey: Survey) -> str:
         """Return a digest of the input and of all options that decide what is written."""
@@ -83,10 +87,16 @@ def make_job(
     overwrite: bool = False,
     append: bool = False,
     workers: int = 1,
+    engine: Engine = "local",
+    address: str | None = None,
 ) -> Job:
     """Return the job that the options describe; raises UsageError for those that make no sense."""
     if on_error not in {"raise", "skip"}:
         raise UsageError(f"on_error is 'raise' or 'skip', not {on_error!r}")
+    if engine not in {"local", "ray"}:
+        raise UsageError(f"engine is 'local' or 'ray', not {engine!r}")
+    if address is not None and engine != "ray":
+        raise UsageError("address= is that of a Ray cluster: give engine='ray' with it")
     max_samples = at_least_one("max_samples", max_samples)
     frame_samples = min(at_least_one("frame_samples", frame_samples), max_samples)
     packed = parse_compression(compression, compression_level, frame_samples)
@@ -101,4 +111,6 @@ def make_job(
         shuffle=None if shuffle is None else checked("seed", shuffle, least=0, below=MAX_SEED),
         mode=mode_of(overwrite=overwrite, append=append),
         workers=at_least_one("workers", workers),
+        engine=engine,
+        address=address,
     )

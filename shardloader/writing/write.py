@@ -267,7 +267,7 @@ class _Write:
 
     def _shuffled(self, seed: int) -> tuple[Source, Recipe]:
         """Write the input to sorted runs, unless that was done, and give them as the source."""
-        spill = self._spill = Spill(self._destination.work / _RUNS_NAME, seed)
+        spill = self._spill = Spill(self._destination.work.absolute() / _RUNS_NAME, seed)
         facts = spill.facts
         if facts is None:
             facts = self._spill_all(spill.clear())
@@ -300,12 +300,16 @@ class _Write:
 
     def _hands(self, source: Source, recipe: Recipe, spill: Spill | None) -> Hands:
         workers = self._job.num_workers(self._survey)
-        pattern = self._job.pattern
+        pattern, folder = self._job.pattern, self._partials
+        if self._job.engine == "ray":
+            folder = folder.absolute()  # tasks have working directories of their own
+        shop = Shop(source=source, recipe=recipe, folder=folder, pattern=pattern, spill=spill)
+        if self._job.engine == "ray":
+            from shardloader.writing.ray_hands import RayHands
+
+            return RayHands(shop, address=self._job.address)
         if workers == 1:
-            return OwnHands(source, recipe, self._partials, pattern, spill)
-        shop = Shop(
-            source=source, recipe=recipe, folder=self._partials, pattern=pattern, spill=spill
-        )
+            return OwnHands(source, recipe, folder, pattern, spill)
         return Pool(shop, workers=workers, lock=self._destination.lock_handle)
 
     def _write(self, source: Source, recipe: Recipe) -> None:

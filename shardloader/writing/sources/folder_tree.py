@@ -83,7 +83,7 @@ class FolderTree:
         choice: Choice | None = None,
         classes: Mapping[str, int] | Literal["by name"] | None = None,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()
         self._include = tuple(include)
         self._included = _matcher(include)
         self._choice = choice or Choice()

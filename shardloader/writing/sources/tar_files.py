@@ -73,6 +73,9 @@ class TarShards:
         self._others = [file for file in found if not suffix_of(file.name, SUFFIXES)]
         self._open: tuple[int, memoryview, SampleIndex] | None = None  # the shard used last
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_open": None}  # whoever gets a copy maps files of its own
+
     @property
     def about(self) -> dict[str, Any]:
         """The options that decide what is read."""
