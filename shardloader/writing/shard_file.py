@@ -175,43 +175,54 @@ class Contents:
     def __init__(self) -> None:
         self.keys: dict[str, None] = {}
         self.tar_bytes = 0
-        self._lengths: list[int] = []  # members a sample
-        self._fields: list[str] = []
-        self._offsets: list[int] = []
+        self._starts: list[int] = []
+        self._fields: list[tuple[str, ...]] = []
+        self._offsets: list[int] = []  # of members, from their sample's start
         self._sizes: list[int] = []
 
     def add(self, sample: TarredSample) -> None:
         """Append a sample."""
         key, fields, offsets, sizes, _, size_bytes = sample
-        start = self.tar_bytes
         self.keys[key] = None
-        self._lengths.append(len(fields))
-        self._fields += fields
-        self._offsets += [start + offset for offset in offsets]
+        self._starts.append(self.tar_bytes)
+        self._fields.append(fields)
+        self._offsets += offsets
         self._sizes += sizes
-        self.tar_bytes = start + size_bytes
+        self.tar_bytes += size_bytes
 
     def index(self) -> SampleIndex:
         """Index the archive, if it ended here."""
-        fields = tuple(sorted(set(self._fields), key=str.encode))
-        numbers = {field: number for number, field in enumerate(fields)}
-        keys = [key.encode() for key in self.keys]
-        count = len(self._fields)
+        kinds = {fields: np.zeros(0, np.uint32) for fields in set(self._fields)}
+        names = tuple(sorted({name for fields in kinds for name in fields}, key=str.encode))
+        numbers = {name: number for number, name in enumerate(names)}
+        for fields in kinds:
+            kinds[fields] = np.array([numbers[name] for name in fields], dtype=np.uint32)
+        lengths = np.fromiter(map(len, self._fields), np.int64, len(self._fields))
+        if len(kinds) == 1:  # as in most shards
+            (kind,) = kinds.values()
+            member_fields = np.tile(kind, len(self._fields))
+        else:
+            parts = [kinds[fields] for fields in self._fields]
+            member_fields = np.concatenate([*parts, np.zeros(0, np.uint32)])
+        text = "".join(self.keys)
+        key_bytes = text.encode()
+        is_ascii = len(key_bytes) == len(text)
+        sizes = [len(key) if is_ascii else len(key.encode()) for key in self.keys]
+        key_lengths = np.array(sizes, np.int64)
+        offsets = np.array(self._offsets, dtype=np.int64)
         return SampleIndex(
             shard_bytes=self.tar_bytes + len(END_OF_ARCHIVE),
-            fields=fields,
-            sample_starts=_starts(self._lengths),
-            member_offsets=np.array(self._offsets, dtype=np.int64),
+            fields=names,
+            sample_starts=_starts(lengths),
+            member_offsets=offsets + np.repeat(np.array(self._starts, np.int64), lengths),
             member_sizes=np.array(self._sizes, dtype=np.int64),
-            member_fields=np.fromiter(
-                map(numbers.__getitem__, self._fields), dtype=np.uint32, count=count
-            ),
-            key_starts=_starts(list(map(len, keys))),
-            key_bytes=np.frombuffer(b"".join(keys), dtype=np.uint8),
+            member_fields=member_fields,
+            key_starts=_starts(key_lengths),
+            key_bytes=np.frombuffer(key_bytes, dtype=np.uint8),
         )
 
 
-def _starts(lengths: list[int]) -> NDArray[np.int64]:
+def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts

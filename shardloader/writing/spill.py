@@ -49,7 +49,7 @@ class _Record(msgspec.Struct, array_like=True, frozen=True):
     part: int
     row: int
     key: str
-    fields: list[str]
+    fields: tuple[str, ...]
     offsets: list[int]
     sizes: list[int]
 

@@ -8,6 +8,7 @@ the same bytes, and all others. A property test holds that.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import adler32
 
@@ -25,6 +26,8 @@ from shardloader.writing.encode import checked, encoded
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from shardloader.writing.encode import FieldLayout
+
 _PADDINGS = tuple(bytes(padding(size)) for size in range(BLOCK_BYTES))
 _AFTER_NAME = tuple(bytes(NAME_BYTES - size) for size in range(NAME_BYTES + 1))
 
@@ -36,18 +39,23 @@ class TarredSample(NamedTuple):
     """
 
     key: str
-    fields: list[str]
+    fields: tuple[str, ...]
     offsets: list[int]
     sizes: list[int]
     pieces: list[bytes]
     size_bytes: int
 
 
+@lru_cache(maxsize=1024)
+def _names(layout: tuple[FieldLayout, ...]) -> tuple[str, ...]:
+    """Give the fields' names: one and the same tuple for all samples of a kind."""
+    return tuple(each.field for each in layout)
+
+
 def tarred(sample: Mapping[str, Any]) -> TarredSample:
     """Encode a sample. Raises SampleError, as `encode_sample` does, before there is any byte."""
     key, layout = checked(sample)
     key_bytes = key.encode()
-    fields: list[str] = []
     offsets: list[int] = []
     sizes: list[int] = []
     pieces: list[bytes] = []
@@ -69,8 +77,7 @@ def tarred(sample: Mapping[str, Any]) -> TarredSample:
             at += len(header)
         pad = _PADDINGS[size % BLOCK_BYTES]
         pieces += (data, pad)
-        fields.append(field)
         offsets.append(at)
         sizes.append(size)
         at += size + len(pad)
-    return TarredSample(key, fields, offsets, sizes, pieces, at)
+    return TarredSample(key, _names(layout), offsets, sizes, pieces, at)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,9 @@ from shardloader.errors import WorldError
 from shardloader.reading.indexing import index_dataset
 from shardloader.writing.destination import Destination
 from shardloader.writing.sources.folder_tree import FolderTree
-from tests.cli.workplace import make_photos
+from tests.cli.workplace import PYTHON, make_photos
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_summary_tells_what_was_written(place, run):
@@ -258,3 +262,50 @@ def test_a_broken_off_write_is_finished_by_the_same_command(place, run, monkeypa
     ended = run("write", *ROWS, "--max-samples", "7")
     assert ended.code == 0
     assert "2 shards of a write that was broken off" in ended.out
+
+
+WRITE = """
+import os, sys
+os.umask(int(sys.argv[2], 8))
+from shardloader.writing import job
+job.SMALL_BYTES = 0
+from shardloader.cli import main
+sys.exit(main(["write", "rows.jsonl", *sys.argv[3:], sys.argv[1]]))
+"""
+
+
+def test_bytes_depend_on_neither_locale_nor_umask_hash_seed_time_or_workers(place):
+    rows_file(place)
+    with (place / "rows.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"id": "é猫/ü", "text": "naïve", "n": 1}\nnot json\n')
+    options = [*ROWS[2:], "--shuffle", "1", "--max-samples", "9", "--on-error", "skip"]
+    made = []
+    for number, (locale, umask) in enumerate([("C", "077"), ("C.UTF-8", "022")]):
+        folder = f"out{number}"
+        done = subprocess.run(
+            [
+                PYTHON,
+                "-X",
+                "utf8=0",
+                "-c",
+                WRITE,
+                folder,
+                umask,
+                *options,
+                "--workers",
+                str(1 + number),
+            ],
+            env={
+                "LC_ALL": locale,
+                "PYTHONHASHSEED": str(number),
+                "PYTHONCOERCECLOCALE": "0",
+                "PYTHONPATH": str(ROOT),
+            },
+            cwd=place,
+            check=False,
+            capture_output=True,
+        )
+        assert done.returncode == 0, done.stderr
+        made.append({path.name: path.read_bytes() for path in (place / folder).iterdir()})
+    assert made[0] == made[1]
+    assert len(made[0]) == 2 * 4 + 2
