@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,21 +16,25 @@ if TYPE_CHECKING:
     from shardloader.writing.shard_file import FinishedShard
 
 
+_NOTHING = Manifest(
+    names=(),
+    sizes=np.zeros(0, np.int64),
+    counts=np.zeros(0, np.int64),
+    index_digests=(),
+    content_digests=(),
+)
+
+
 def manifest_of(base: Manifest | None, shards: Sequence[FinishedShard]) -> Manifest:
     """Give the manifest of some shards, after those of a dataset that they are appended to."""
-    base = base or Manifest(
-        names=(),
-        sizes=np.zeros(0, np.int64),
-        counts=np.zeros(0, np.int64),
-        index_digests=(),
-        content_digests=(),
-    )
+    base = base or _NOTHING
     content = None
     if base.content_digests is not None:
         content = (*base.content_digests, *(shard.content_digest for shard in shards))
     sizes = np.array([shard.size_bytes for shard in shards], np.int64)
     counts = np.array([shard.num_samples for shard in shards], np.int64)
-    return Manifest(
+    return replace(  # whatever else the manifest says of the shards that were there stays
+        base,
         names=(*base.names, *(shard.name for shard in shards)),
         sizes=np.concatenate((base.sizes, sizes)),
         counts=np.concatenate((base.counts, counts)),
