@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
 Mode: TypeAlias = Literal["new", "overwrite", "append"]
 
+_SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
+
 WORK_NAME = ".shardloader-work"
 REFUSED_NAME = "refused.jsonl"
-_SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 _OLD_MANIFEST = re.compile(r"manifest-[0-9a-f]{32}\.json")
 
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shardloader")
 
 _NO_LOCKS_HERE = frozenset((errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
+LOCK_NAME = ".shardloader-writer.lock"
 # A worker that was forked just before its writer was killed lets go as soon as it runs.
 _TRIES = 10
 _BETWEEN_TRIES_S = 0.03
-LOCK_NAME = ".shardloader-writer.lock"
 
 
 class FolderLock:
