@@ -131,6 +131,10 @@ def _remote(word: str) -> list[InputFile]:
     try:
         store, path = fsspec.core.url_to_fs(word)
         found: dict[str, dict[str, Any]] = store.find(path, detail=True)
+        if not found:  # a store that lists nothing, a web server say, knows single files
+            found = {path: store.info(path)}
+    except FileNotFoundError:
+        return []
     except OSError as error:
         raise WorldError(f"{word}: can't be listed: {error.strerror or error}") from error
     root = path.rstrip("/")

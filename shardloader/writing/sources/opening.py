@@ -132,6 +132,11 @@ def _tree(
 ) -> FolderTree:
     if len(words) != 1:
         raise UsageError("folders of files are written one at a time: give one, or append=True")
+    if is_remote(words[0]):
+        raise UsageError(
+            f"a folder of files is read from a local disk, not from {words[0]!r}: fetch it first; "
+            "shards and files of rows are read from stores"
+        )
     classes: Mapping[str, int] | Literal["by name"] | None = None
     if kind == "classes":
         classes = "by name" if class_map is None else class_map

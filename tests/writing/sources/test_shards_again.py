@@ -6,6 +6,7 @@ import gzip
 import tarfile
 from typing import TYPE_CHECKING
 
+import fsspec
 import pytest
 import webdataset
 
@@ -175,3 +176,19 @@ def test_what_is_not_clear_is_for_the_user_to_say(tmp_path: Path) -> None:
     for options in ({"kind": "odd"}, {"kind": "tar", "class_map": {}}, {"prefix_keys": True}):
         with pytest.raises(UsageError):
             open_source([str(tmp_path / "c.csv")], **options)
+
+
+def test_a_store_says_what_it_has_and_what_it_has_not(tmp_path: Path) -> None:
+    url = f"memory://{tmp_path}"
+    with fsspec.open(f"{url}/in/x.jpg", "wb") as file:
+        file.write(b"x")
+    with pytest.raises(UsageError, match="fetch it first"):
+        write_shards([f"{url}/in"], tmp_path / "out")
+    for name in ("none.jsonl", "none"):
+        with pytest.raises(UsageError, match="there is nothing to read"):
+            write_shards([f"{url}/{name}"], tmp_path / "out")
+    with fsspec.open(f"{url}/rows/a.jsonl", "wb") as file:
+        file.write(b'{"a": 1}\n')
+    for word in (f"{url}/rows", f"{url}/rows/a.jsonl"):
+        write_shards([word], tmp_path / "out", overwrite=True)
+        assert keys(tmp_path / "out") == ["a/000000000"]
