@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 Samples = list[dict[str, Any]]
 
 _BLOCK = 512
+_NUL = bytes(1)  # apart: in a literal, digits after it would be read as part of the escape
 _TEMPLATE = bytearray(_BLOCK)
-_TEMPLATE[100:124] = b"0000644\00000000\00000000\0"
-_TEMPLATE[136:156] = b"00000000000\0        "[:20]
-_TEMPLATE[135:136] = b"\0"
+_TEMPLATE[100:124] = b"0000644" + _NUL + b"0000000" + _NUL + b"0000000" + _NUL
+_TEMPLATE[136:147] = b"00000000000"
+_TEMPLATE[148:156] = b"        "
 _TEMPLATE[156:157] = b"0"
-_TEMPLATE[257:265] = b"ustar\000"
+_TEMPLATE[257:262] = b"ustar"
+_TEMPLATE[263:265] = b"00"
 _BASE = sum(_TEMPLATE)
 _SHARD_SAMPLES = {"T": 10_000, "I": 500}
 
