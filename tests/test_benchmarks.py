@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from benchmarks import flatness, indexing, planning, resume, writing
+from benchmarks import flatness, indexing, planning, resume
 
 
 def test_planning_is_measured_for_every_window():
@@ -39,18 +39,3 @@ def test_indexing_is_measured_against_the_careful_parser():
     kinds = ("plain, as written", "plain, as read", "webdataset, as written", "webdataset, as read")
     for kind in kinds:
         assert min(figures[kind][way] for way in ("by columns", "carefully")) > 0
-
-
-def test_what_the_writers_are_measured_by_is_what_they_write(tmp_path):
-    for name in ("T", "I"):
-        samples = writing.corpus(name, 0.001)
-        rates = writing.measure(name, 0.001, 1, tmp_path)
-        assert set(rates) >= {"bare loop", "ShardWriter", "webdataset"}
-        assert min(rates.values()) > 0
-        for write in ("bare loop", "ShardWriter"):
-            place = tmp_path / name / write
-            place.mkdir(parents=True)
-            writing.WRITERS[write](samples, place, 10**6)
-        (bare,) = (tmp_path / name / "bare loop").glob("*.tar")
-        (ours,) = (tmp_path / name / "ShardWriter").glob("*.tar")
-        assert bare.read_bytes() == ours.read_bytes()
