@@ -45,6 +45,7 @@ nightly: $(STAMP) ## an hour's fuzzing, thirty times the property tests' example
 	$(BIN)/python -m tests.fuzz --seconds $(or $(FUZZ_SECONDS),1000)
 	$(BIN)/python -W ignore -m tests.stress.chains 5000 --jobs 2
 	$(BIN)/python -W ignore -m tests.stress.kills 50
+	$(BIN)/python -W ignore -m tests.stress.writes 1000
 
 show: $(STAMP) ## the figures of the README: planning, state and resume, measured here
 	$(BIN)/python benchmarks/planning.py

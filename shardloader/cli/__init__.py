@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS: Final = {
-    "write": "pack a folder of files into shards",
+    "write": "write a folder, rows or other shards to shards",
+    "show": "show samples: keys, fields, sizes, texts; and extract them",
     "index": "make the sample indexes and the manifest of shards",
     "info": "say what a dataset holds",
     "verify": "check shards against their indexes, the manifest and digests",

@@ -139,13 +139,24 @@ def print_error(message: str) -> None:
     print(f"shardloader: error: {printable(message)}", file=sys.stderr)
 
 
+_SWITCHES = {
+    "overwrite=True": "--overwrite",
+    "append=True": "--append",
+    "kind=": "--from",
+    "class_map=": "--class-map",
+    "prefix_keys=": "--prefix-keys",
+    "include=": "--include",
+}
+
+
 def as_options(message: str) -> str:
     """Give a message of the library in the command line's words.
 
     >>> as_options("give index_dir=, a folder, or overwrite=True")
     'give --index-dir, a folder, or --overwrite'
     """
-    message = message.replace("overwrite=True", "--overwrite")
+    for argument, option_name in _SWITCHES.items():
+        message = message.replace(argument, option_name)
 
     def option(match: re.Match[str]) -> str:
         follows = message[match.end() : match.end() + 1]

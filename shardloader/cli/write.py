@@ -1,195 +1,373 @@
-"""`shardloader write`: which files of a folder become which shards, and writing them."""
+"""`shardloader write`: what becomes of the input, and writing it to shards."""
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from shardloader.cli import report
 from shardloader.cli.sources import at_least_one
 from shardloader.errors import UsageError
-from shardloader.reading.sizes import parse_bytes
-from shardloader.writing.destination import judge
-from shardloader.writing.layout import Limits, PlannedShard, lay_out
-from shardloader.writing.pack import plan_folder, run_pack
-from shardloader.writing.pattern import parse_pattern
-from shardloader.writing.writer import ShardWriter
+from shardloader.writing.destination import REFUSED_NAME
+from shardloader.writing.foretell import PlannedShard, foretell
+from shardloader.writing.job import make_job
+from shardloader.writing.selection import Selection, parse_fraction
+from shardloader.writing.sources.mapping import parse_choice
+from shardloader.writing.sources.opening import KINDS, open_source
+from shardloader.writing.write import run as run_job
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator
 
-    from shardloader.format.manifest import Manifest
-    from shardloader.writing.pack import Entry, PackPlan
+    from shardloader.writing.foretell import Foretold
+    from shardloader.writing.job import Job
+    from shardloader.writing.write import Written
+
+_MOST_WORKERS = 8  # that are started unless more are asked for
 
 EPILOG = """\
-Files whose paths are equal up to the first dot of their names make one sample: 001.jpg, 001.cls
-and 001.seg.png are one sample with the fields jpg, cls and seg.png. Samples are ordered by key, or
-by --shuffle SEED, which training wants where keys are sorted by class, by day or the like.
+SRC is a folder of files (001.jpg, 001.cls and 001.seg.png make one sample with the fields jpg, cls
+and seg.png), of class folders (--from classes), of tar shards to be written anew, or files of rows:
+.jsonl, .jsonl.zst, .csv, .parquet, .arrow, or what Hugging Face's datasets saved. Rows become the
+field json, or what --field says. A URL is read through fsspec.
+
+A write that was broken off is finished by the same command: finished shards are kept, and the
+result is the same to the byte. --shuffle is a shuffle of all samples; it needs room in DST for a
+second copy meanwhile. --workers changes no byte.
 
 example:
-  shardloader write photos/ corpus/
-  shardloader write photos/ corpus/ --dry-run
-  shardloader write photos/ corpus/ --shuffle 0 --overwrite
-  shardloader write photos/ corpus/ --max-bytes 500MB --include '*.jpg' --include '*.cls'
+  shardloader write photos/ corpus/ --shuffle 0
+  shardloader write train/ corpus/ --from classes --max-samples 1000 --dry-run
+  shardloader write rows.jsonl corpus/ --key id --field txt=text --field json=meta
+  shardloader write data/ corpus/ --field jpg=image --field cls=label --workers 8
+  shardloader write old/ new/ --max-bytes 500MB --compression zstd
+  shardloader write more/ corpus/ --append
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `write`."""
-    parser.add_argument("source", metavar="SRC", help="the folder of files")
+    parser.add_argument("source", metavar="SRC", nargs="+", help="folders, files, patterns or URLs")
     parser.add_argument("destination", metavar="DST", help="the folder for the shards")
+    _add_input(parser)
+    _add_output(parser)
     parser.add_argument(
-        "--pattern",
-        default="shard-{:06d}.tar",
-        help="the shards' names, such as out-%%06d.tar (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-samples",
+        "--workers",
         type=at_least_one,
-        default=10_000,
+        default=min(_MOST_WORKERS, len(os.sched_getaffinity(0))),
         metavar="N",
-        help="samples a shard at most (default: %(default)s)",
+        help="processes (default: one a CPU, at most 8; small inputs take one)",
     )
     parser.add_argument(
-        "--max-bytes",
-        default="1GB",
-        metavar="SIZE",
-        help="a shard's size at most, such as 200MB or 1GiB (default: %(default)s)",
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="processes here, or tasks on a Ray cluster whose machines share DST",
     )
     parser.add_argument(
-        "--include",
-        action="append",
-        metavar="GLOB",
-        help="pack files that match: their names, or with a '/' their paths (may be repeated)",
-    )
-    parser.add_argument(
-        "--shuffle",
-        type=int,
-        metavar="SEED",
-        help="write the samples in an order drawn from SEED, instead of by key",
-    )
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="first remove the shards of this pattern that DST holds",
+        "--address", metavar="URL", help="the Ray cluster (default: one that is started here)"
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="say what would be written, and write nothing"
     )
 
 
-def run(options: argparse.Namespace) -> int:
-    """Pack, or say what packing would do."""
-    source, started = Path(options.source), time.perf_counter()
-    writer = ShardWriter(
-        options.destination,
-        pattern=options.pattern,
-        max_samples=options.max_samples,
-        max_bytes=options.max_bytes,
-        overwrite=options.overwrite,
+def _add_input(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("input")
+    group.add_argument(
+        "--from", dest="kind", choices=KINDS, help="what SRC is, where its names don't tell"
     )
-    plan = plan_folder(source, writer.folder, include=options.include or ["*"], watch=_counted)
-    if options.shuffle is not None:
-        plan = plan.shuffled(options.shuffle)
-    if options.dry_run:
-        _check_free(options, writer.folder)
-        limits = Limits(max_samples=options.max_samples, max_bytes=parse_bytes(options.max_bytes))
-        shards = list(lay_out(plan.samples, parse_pattern(options.pattern), limits))
-    else:
-        shards = _lines(_written(plan, source, writer))
-    document = _document(options, plan, shards, time.perf_counter() - started)
+    group.add_argument(
+        "--field",
+        action="append",
+        default=[],
+        metavar="FIELD[=COLUMN]",
+        help="write this field, from that column or field (may be repeated)",
+    )
+    group.add_argument("--key", metavar="COLUMN", help="the column that holds the keys of rows")
+    group.add_argument(
+        "--prefix-keys", action="store_true", help="put the shard's name before keys of shards"
+    )
+    group.add_argument(
+        "--class-map", metavar="FILE", help="a JSON of class folders and their numbers"
+    )
+    group.add_argument(
+        "--include",
+        action="append",
+        metavar="GLOB",
+        help="files of a folder that match: their names, or with a '/' their paths (repeatable)",
+    )
+    group.add_argument(
+        "--select", action="append", metavar="GLOB", help="samples whose key matches (repeatable)"
+    )
+    group.add_argument(
+        "--keys-from", metavar="FILE", help="samples whose key is a line of this file"
+    )
+    group.add_argument(
+        "--fraction",
+        default="0:1",
+        metavar="FROM:TO",
+        help="a part of the samples, by key: 0:0.9 and 0.9:1 share nothing and are all",
+    )
+    group.add_argument(
+        "--on-error",
+        choices=("raise", "skip"),
+        default="raise",
+        help="what becomes of a bad sample: an error, or a line in refused.jsonl",
+    )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--pattern",
+        default="shard-{:06d}.tar",
+        help="the shards' names, such as out-%%06d.tar (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-samples",
+        type=at_least_one,
+        default=10_000,
+        metavar="N",
+        help="samples a shard at most (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-bytes",
+        default="1GB",
+        metavar="SIZE",
+        help="a shard's size at most, such as 200MB or 1GiB (default: %(default)s)",
+    )
+    group.add_argument("--compression", choices=("zstd",), help="write .tar.zst shards")
+    group.add_argument(
+        "--level", type=int, default=3, metavar="N", help="zstd's level (default: %(default)s)"
+    )
+    group.add_argument(
+        "--frame-samples",
+        type=at_least_one,
+        default=64,
+        metavar="N",
+        help="samples that are compressed together, and read together (default: %(default)s)",
+    )
+    group.add_argument(
+        "--shuffle", type=int, metavar="SEED", help="write the samples in an order drawn from SEED"
+    )
+    group.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="first remove the shards of this pattern that DST holds",
+    )
+    group.add_argument(
+        "--append", action="store_true", help="add shards to the dataset that DST holds"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write, or say what writing would do."""
+    job, started = _job(options), time.perf_counter()
+    with _Bar() as bar:
+        if options.dry_run:
+            told = foretell(job, progress=bar)
+            document = _document(options, told, told.shards, time.perf_counter() - started)
+            document |= _of_dry_run(told)
+        else:
+            written = run_job(job, progress=bar)
+            shards = _lines(written)
+            document = _document(options, written, shards, time.perf_counter() - started)
+            document |= _of_write(written)
     if options.json:
         report.print_json(document)
     else:
         _print(options, document)
-    return 0
+    fails = options.dry_run and document["refused"] and options.on_error == "raise"
+    return 1 if fails else 0
 
 
-def _counted(entries: Iterable[Entry]) -> Iterator[Entry]:
-    with report.progress(None, unit="path", what="looking") as bar:
-        for entry in entries:
-            yield entry
-            bar.update()
+def _job(options: argparse.Namespace) -> Job:
+    include = {} if options.include is None else {"include": options.include}
+    source = open_source(
+        options.source,
+        kind=options.kind,
+        choice=parse_choice(options.key, options.field),
+        class_map=None if options.class_map is None else _class_map(Path(options.class_map)),
+        prefix_keys=options.prefix_keys,
+        **include,
+    )
+    keys = None
+    if options.keys_from is not None:
+        text = Path(options.keys_from).read_text(encoding="utf-8")
+        keys = frozenset(text.splitlines())
+    selection = Selection(
+        keys=keys,
+        patterns=tuple(options.select or ()),
+        fraction=parse_fraction(options.fraction),
+    )
+    return make_job(
+        source,
+        options.destination,
+        pattern=options.pattern,
+        max_samples=options.max_samples,
+        max_bytes=options.max_bytes,
+        compression=options.compression,
+        compression_level=options.level,
+        frame_samples=options.frame_samples,
+        selection=selection,
+        on_error=options.on_error,
+        shuffle=options.shuffle,
+        overwrite=options.overwrite,
+        append=options.append,
+        workers=options.workers,
+        engine=options.engine,
+        address=options.address,
+    )
 
 
-def _check_free(options: argparse.Namespace, folder: Path) -> None:
-    """Refuse, before a dry run, what the writer would refuse."""
-    if not folder.is_dir():
-        if folder.exists():
-            raise UsageError(f"a destination is a folder, and {str(folder)!r} is none")
-        return
-    names = [item.name for item in folder.iterdir()]
-    verdict = judge(names, parse_pattern(options.pattern), overwrite=options.overwrite)
-    if verdict.refusal is not None:
-        raise UsageError(f"can't write to {str(folder)!r}: {verdict.refusal}")
+def _class_map(path: Path) -> dict[str, int]:
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"{path}: a class map is JSON: {error}") from None
+    if not isinstance(found, dict) or not all(type(number) is int for number in found.values()):
+        raise UsageError(f'{path}: a class map is a JSON object such as {{"cat": 0, "dog": 1}}')
+    return found
 
 
-def _written(plan: PackPlan, source: Path, writer: ShardWriter) -> Manifest:
-    with report.progress(plan.total_bytes, unit="B", what="writing") as bar:
+class _Bar:
+    """A bar for each pass, with rate and time left; silent where that is no terminal."""
 
-        def packed(samples: int, num_bytes: int) -> None:
-            del samples
-            bar.update(num_bytes)
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._num_samples = 0
 
-        return run_pack(plan, source, writer, progress=packed)
+    def begin(self, what: str, num_bytes: int) -> None:
+        self._close()
+        self._num_samples = 0
+        self._bar = report.progress(num_bytes, unit="B", what=what)
+
+    def advance(self, num_samples: int, num_bytes: int) -> None:
+        self._num_samples += num_samples
+        self._bar.set_postfix_str(report.plural(self._num_samples, "sample"), refresh=False)
+        self._bar.update(num_bytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
-def _lines(manifest: Manifest) -> list[PlannedShard]:
-    columns = zip(manifest.names, manifest.counts.tolist(), manifest.sizes.tolist(), strict=True)
-    return [PlannedShard(name=name, num_samples=n, num_bytes=size) for name, n, size in columns]
+def _lines(written: Written) -> list[PlannedShard]:
+    return [
+        PlannedShard(name=each.name, num_samples=each.num_samples, num_bytes=each.size_bytes)
+        for each in written.shards
+    ]
 
 
 def _document(
-    options: argparse.Namespace, plan: PackPlan, shards: list[PlannedShard], seconds: float
+    options: argparse.Namespace,
+    done: Written | Foretold,
+    shards: list[PlannedShard],
+    seconds: float,
 ) -> dict[str, Any]:
+    sources = options.source
     return {
-        "source": options.source,
+        "source": sources[0] if len(sources) == 1 else sources,
         "destination": options.destination,
         "dry_run": options.dry_run,
-        "samples": len(plan.samples),
+        "samples": sum(shard.num_samples for shard in shards),
         "bytes": sum(shard.num_bytes for shard in shards),
-        "file_bytes": plan.total_bytes,
+        "file_bytes": done.survey.num_bytes,
+        "temporary_bytes": done.num_temporary_bytes,
         "seconds": round(seconds, 3),
         "shards": [
             {"name": shard.name, "samples": shard.num_samples, "bytes": shard.num_bytes}
             for shard in shards
         ],
-        "skipped": [{"path": path, "reason": reason} for path, reason in plan.skipped],
-        "not_included": plan.num_not_included,
+        "skipped": [{"path": path, "reason": reason} for path, reason in done.survey.skipped],
+        "not_included": done.survey.num_not_included,
+        "not_selected": done.num_left_out,
+    }
+
+
+def _of_dry_run(told: Foretold) -> dict[str, Any]:
+    return {
+        "exact": told.is_exact,
+        "refused": len(told.refused),
+        "refused_samples": [each._asdict() for each in told.refused],
+    }
+
+
+def _of_write(written: Written) -> dict[str, Any]:
+    return {
+        "refused": written.num_refused,
+        "kept_shards": written.num_kept,
+        "digest": written.manifest.digest,
     }
 
 
 def _print(options: argparse.Namespace, document: dict[str, Any]) -> None:
-    shards, seconds = document["shards"], max(document["seconds"], 1e-3)
+    shards = document["shards"]
     if options.dry_run:
-        shown = shards if options.verbose else shards[: 2 * report.SOME]
-        rows = [
-            [each["name"], report.number(each["samples"]), report.size(each["bytes"])]
-            for each in shown
-        ]
-        report.print_table(["shard", "samples", "bytes"], rows)
-        if len(shown) < len(shards):
-            report.print_line(f"and {report.plural(len(shards) - len(shown), 'shard')} more")
-        report.print_line("")
+        _print_shards(shards, everything=options.verbose)
     facts = [
         ("dry run of" if options.dry_run else "wrote", report.printable(options.destination)),
         ("samples", report.number(document["samples"])),
         ("shards", report.number(len(shards))),
         ("bytes", report.size(document["bytes"])),
     ]
+    if shards:
+        sizes = [shard["bytes"] for shard in shards]
+        facts.append(
+            ("a shard", f"{report.size(min(sizes))} to {report.size(max(sizes))}"),
+        )
+    if options.shuffle is not None:
+        facts.append(("temporary", f"{report.size(document['temporary_bytes'])}, in DST"))
     if not options.dry_run:
-        rate = document["samples"] / seconds
-        facts += [
-            ("seconds", f"{document['seconds']:.2f}"),
-            ("rate", f"{rate:,.0f} samples/s, {report.size(document['bytes'] / seconds)}/s"),
-        ]
+        facts += _facts_of_write(document)
     facts.append(("skipped", report.plural(len(document["skipped"]), "path")))
-    if document["not_included"]:
-        facts.append(("not included", report.plural(document["not_included"], "file")))
+    for name, what in (("not_included", "file"), ("not_selected", "sample"), ("refused", "sample")):
+        if document[name]:
+            facts.append((name.replace("_", " "), report.plural(document[name], what)))
     report.print_facts(facts)
+    if not document.get("exact", True):
+        report.print_line("compressed and shuffled: sizes are about right, not exact")
     _print_skipped(document["skipped"], everything=options.verbose)
+    refused = document.get("refused_samples", [])
+    for each in refused if options.verbose else refused[: report.SOME]:
+        report.print_line(f"  {report.printable(each['reason'])}")
+    if document["refused"] and not options.dry_run:
+        report.print_line(f"refused samples are listed in {options.destination}/{REFUSED_NAME}")
+
+
+def _print_shards(shards: list[dict[str, Any]], *, everything: bool) -> None:
+    shown = shards if everything else shards[: 2 * report.SOME]
+    rows = [
+        [each["name"], report.number(each["samples"]), report.size(each["bytes"])] for each in shown
+    ]
+    report.print_table(["shard", "samples", "bytes"], rows)
+    if len(shown) < len(shards):
+        report.print_line(f"and {report.plural(len(shards) - len(shown), 'shard')} more")
+    report.print_line("")
+
+
+def _facts_of_write(document: dict[str, Any]) -> list[tuple[str, str]]:
+    seconds = max(document["seconds"], 1e-3)
+    rate = document["samples"] / seconds
+    facts = [
+        ("seconds", f"{document['seconds']:.2f}"),
+        ("rate", f"{rate:,.0f} samples/s, {report.size(document['bytes'] / seconds)}/s"),
+        ("digest", document["digest"]),
+    ]
+    if document["kept_shards"]:
+        kept = report.plural(document["kept_shards"], "shard")
+        facts.append(("kept", f"{kept} of a write that was broken off"))
+    return facts
 
 
 def _print_skipped(skipped: list[dict[str, str]], *, everything: bool) -> None:

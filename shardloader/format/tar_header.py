@@ -14,14 +14,15 @@ Formats: POSIX.1-2001, pax, "ustar Interchange Format" and "pax Header Block".
 
 from __future__ import annotations
 
+from functools import lru_cache
 from zlib import adler32
 
 BLOCK_BYTES = 512
 END_OF_ARCHIVE = bytes(2 * BLOCK_BYTES)
 
-_NAME_BYTES = 100
+NAME_BYTES = 100
 _PREFIX_BYTES = 155
-_USTAR_MAX_SIZE = 8**11 - 1  # eleven octal digits: 8 GiB less one
+USTAR_MAX_SIZE = 8**11 - 1  # eleven octal digits: 8 GiB less one
 
 _NUL = bytes(1)  # apart: in a literal, digits after \0 would be read as part of the escape
 _OWNER = b"0000644" + _NUL + b"0000000" + _NUL + b"0000000" + _NUL  # mode, uid, gid
@@ -60,23 +61,40 @@ def member_header(name: str, size: int) -> bytes:
         )
     if size < 0:
         raise ValueError(f"a member's size is at least 0, not {size}")
-    if len(encoded) <= _NAME_BYTES and size <= _USTAR_MAX_SIZE:
+    if len(encoded) <= NAME_BYTES and size <= USTAR_MAX_SIZE:
         digits = b"%011o" % size
         # Adler-32's lower half is 1 plus the sum of the bytes: exact for so few of them.
         checksum = _FILE_SUM - 1 + (adler32(encoded + digits) & 0xFFFF)
-        return _FILE % (encoded.ljust(_NAME_BYTES, b"\0"), digits, checksum)
+        return _FILE % (encoded.ljust(NAME_BYTES, b"\0"), digits, checksum)
     return _long_header(encoded, size)
+
+
+@lru_cache(maxsize=1 << 14)  # sizes come again
+def middle_of_header(size: int) -> tuple[bytes, int]:
+    """Give what follows the name field in an ordinary header, and that header's sum without a name.
+
+    With `end_of_header` the pieces of what `member_header` makes of a name of at most 100 bytes,
+    for those who make many: name, zeros up to 100 bytes, this, and the end. `size` is below 8 GiB.
+    """
+    digits = b"%011o" % size
+    return _OWNER + digits + _MTIME, _FILE_SUM + sum(digits)
+
+
+@lru_cache(maxsize=1 << 14)
+def end_of_header(checksum: int) -> bytes:
+    """Give an ordinary header from its checksum on."""
+    return b"%06o\0 0" % checksum + _LINK_TO_DEVICES + bytes(155) + _TAIL
 
 
 def _long_header(name: bytes, size: int) -> bytes:
     records = b""
     prefix, base = _split(name)
     if not base:
-        prefix, base = b"", name[:_NAME_BYTES]
+        prefix, base = b"", name[:NAME_BYTES]
         if not _is_utf8(name):
             records += _record(b"hdrcharset", b"BINARY")
         records += _record(b"path", name)
-    if size > _USTAR_MAX_SIZE:
+    if size > USTAR_MAX_SIZE:
         records += _record(b"size", b"%d" % size)
         size = 0
     header = _ustar(base, size, b"0", prefix)
@@ -88,9 +106,9 @@ def _long_header(name: bytes, size: int) -> bytes:
 
 def _split(name: bytes) -> tuple[bytes, bytes]:
     """Split into ustar's prefix and name at a slash; the name is empty where that can't be."""
-    if len(name) <= _NAME_BYTES:
+    if len(name) <= NAME_BYTES:
         return b"", name
-    cut = name.find(b"/", max(1, len(name) - _NAME_BYTES - 1))
+    cut = name.find(b"/", max(1, len(name) - NAME_BYTES - 1))
     if cut < 0 or cut > _PREFIX_BYTES:
         return b"", b""
     return name[:cut], name[cut + 1 :]
@@ -101,7 +119,7 @@ def _ustar(name: bytes, size: int, typeflag: bytes, prefix: bytes) -> bytes:
     checksum = _BASE_SUM + sum(name) + sum(digits) + sum(typeflag) + sum(prefix)
     return b"".join(
         (
-            name.ljust(_NAME_BYTES, b"\0"),
+            name.ljust(NAME_BYTES, b"\0"),
             _OWNER,
             digits,
             _MTIME,

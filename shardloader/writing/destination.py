@@ -1,28 +1,46 @@
-"""The destination: whether a writer may use a folder, and what has to be cleared away first.
+"""The destination: whether a writer may use a folder, what has to be cleared away, what is there.
 
 Knows names in one local folder; not samples. `judge` decides, from names alone; `Destination`
 looks and acts. One writer at a time holds the folder, by a lock that ends with its process however
 that ends. Only what a writer with the same pattern makes is ever removed: its shards, their
-indexes, the manifest, and the unfinished files of a writer that was killed.
+indexes, the manifests, and the unfinished files of a writer that was killed. Everything temporary
+lies in one hidden folder, or in hidden files.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import secrets
+import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shardloader.errors import UsageError, WorldError
-from shardloader.reading.source import MANIFEST_NAME, SHARD_SUFFIXES, UNFINISHED_NAME
-from shardloader.reading.store import publish
+from shardloader.format.manifest import Manifest
+from shardloader.reading.source import INDEX_SUFFIX, MANIFEST_NAME, SHARD_SUFFIXES, UNFINISHED_NAME
+from shardloader.writing.journal import Journal, JournalFile, read_journal
 from shardloader.writing.lock import FolderLock
-from shardloader.writing.shard_file import shard_of_index, shard_of_partial
+from shardloader.writing.shard_file import (
+    naming,
+    shard_of_index,
+    shard_of_partial,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from shardloader.format.manifest import Manifest
+    from shardloader.writing.journal import Line
     from shardloader.writing.pattern import ShardPattern
+    from shardloader.writing.shard_file import Sealed
+
+Mode: TypeAlias = Literal["new", "overwrite", "append"]
+
+WORK_NAME = ".shardloader-work"
+REFUSED_NAME = "refused.jsonl"
+_OLD_MANIFEST = re.compile(r"manifest-[0-9a-f]{32}\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +51,20 @@ class Verdict:
     refusal: str | None = None
 
 
-def judge(names: Iterable[str], pattern: ShardPattern, *, overwrite: bool) -> Verdict:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """Where a write begins: after the shards of `base`, and after those of an interrupted one."""
+
+    base: Manifest | None = None
+    lines: tuple[Line, ...] = ()
+
+
+def old_manifest_name(digest: str) -> str:
+    """Return the name of the manifest of a dataset that was appended to since."""
+    return f"manifest-{digest}.json"
+
+
+def judge(names: Iterable[str], pattern: ShardPattern, *, mode: Mode) -> Verdict:
     """Decide from the names in a folder whether a writer with this pattern may write there.
 
     The manifest goes first, so that what is half removed never looks like a whole dataset.
@@ -42,57 +73,153 @@ def judge(names: Iterable[str], pattern: ShardPattern, *, overwrite: bool) -> Ve
     shards = [name for name in names if name.lower().endswith(SHARD_SUFFIXES)]
     foreign = [name for name in shards if not pattern.makes(name)]
     manifests = [name for name in names if name == MANIFEST_NAME]
+    old = [name for name in names if _OLD_MANIFEST.fullmatch(name)]
     own = [name for name in names if pattern.makes(name) or pattern.makes(shard_of_index(name))]
-    leftovers = [name for name in names if pattern.makes(shard_of_partial(name))]
-    if (shards or manifests or own) and not overwrite:
+    leftovers = [
+        name for name in names if pattern.makes(shard_of_partial(name)) or name == WORK_NAME
+    ]
+    if mode == "append":
+        return _judged_append(manifests, leftovers)
+    if (shards or manifests or own) and mode == "new":
         found = _some(manifests + foreign + own)
-        return Verdict(refusal=f"it holds {found}: give another folder, or overwrite=True")
+        return Verdict(
+            refusal=f"it holds {found}: give another folder, or overwrite=True, or append=True"
+        )
     if foreign:
         return Verdict(
             refusal=f"it holds {_some(foreign)}, which this pattern does not make and "
             "overwrite=True does not remove: give another folder, or the pattern of those shards"
         )
-    return Verdict(remove=(*manifests, *own, *leftovers))
+    reports = [name for name in names if name == REFUSED_NAME] if manifests else []
+    return Verdict(remove=(*manifests, *old, *reports, *own, *leftovers))
+
+
+def _judged_append(manifests: list[str], leftovers: list[str]) -> Verdict:
+    if manifests:
+        return Verdict(remove=tuple(leftovers))
+    return Verdict(
+        refusal=f"append=True adds to a finished dataset, and there is no {MANIFEST_NAME}: "
+        "leave append=True out, or make one with `shardloader index`"
+    )
 
 
 class Destination:
-    """The folder of one writer; `prepare` comes first and `release` last."""
+    """The folder of one writer; `prepare` or `begin` comes first and `release` last."""
 
-    def __init__(self, *, folder: Path, pattern: ShardPattern, overwrite: bool) -> None:
+    def __init__(self, *, folder: Path, pattern: ShardPattern, mode: Mode) -> None:
         self.folder = folder
+        self.work = folder / WORK_NAME
         self._pattern = pattern
-        self._overwrite = overwrite
+        self._mode: Mode = mode
         self._lock = FolderLock(folder)
+        self._journal = JournalFile(folder / UNFINISHED_NAME, self.publish)
+        self._base: Manifest | None = None
 
-    def prepare(self) -> None:
+    @property
+    def lock_handle(self) -> int | None:
+        """The descriptor that holds the lock, which a forked child closes."""
+        return self._lock.handle
+
+    def check(self, fingerprint: str) -> Manifest | None:
+        """Refuse what `begin` would refuse, changing nothing; gives what would be added to."""
+        if not self.folder.is_dir():
+            if self.folder.exists():
+                raise UsageError(f"a destination is a folder, and {str(self.folder)!r} is none")
+            self._refuse(judge([], self._pattern, mode=self._mode))
+            return None
+        interrupted = self._interrupted(fingerprint)
+        if interrupted is None:
+            names = [item.name for item in self.folder.iterdir()]
+            if self._mode != "overwrite":
+                self._refuse_unfinished()
+            self._refuse(judge(names, self._pattern, mode=self._mode))
+        return self._manifest_of(None if interrupted is None else interrupted.base)
+
+    def prepare(self) -> Begun:
         """Make the folder if need be, lock it, and clear it of what may be removed.
 
-        Raises UsageError if it is in use or holds what may not be removed, WorldError if the disk
-        does not do as told.
+        The write can't be repeated: a broken-off one is refused. Raises UsageError if the folder
+        is in use or holds what may not be removed, WorldError if the disk does not do as told.
         """
-        try:
-            self._prepare()
-        except (FileExistsError, NotADirectoryError) as error:
-            raise UsageError(
-                f"a destination is a folder, and {str(self.folder)!r} is a file or lies in one"
-            ) from error
-        except OSError as error:
-            self.release()
-            raise _failed(self.folder, error) from error
-        except BaseException:
-            self.release()
-            raise
+        with _Releasing(self):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+            return self._anew(None)
+
+    def begin(self, fingerprint: str) -> Begun:
+        """Do as `prepare` does, or go on with an interrupted write of the same fingerprint."""
+        with _Releasing(self):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+            interrupted = self._interrupted(fingerprint)
+            if interrupted is None:
+                return self._anew(fingerprint)
+            if not interrupted.lines:
+                self._clear_again()
+            lines = self._whole_ones(interrupted.lines)
+            self._base = self._manifest_of(interrupted.base)
+            self._journal.begin(fingerprint=fingerprint, base=interrupted.base, lines=lines)
+            return Begun(base=self._base, lines=lines)
+
+    def publish_shard(self, sealed: Sealed, line: Line | None = None) -> None:
+        """Give a shard its name, after its index, and after its line in the journal."""
+        name = sealed.finished.name
+        path = self.folder / name
+        if line is not None:
+            self._journal.add(line)
+        self.publish(f"{name}{INDEX_SUFFIX}", sealed.index)
+        with naming(path):
+            sealed.partial.replace(path)
+            sync_folder(self.folder)
+
+    def publish(self, name: str, data: bytes) -> None:
+        """Write a file of the folder, whole or not at all, also after a power cut.
+
+        What a kill leaves of it lies where the next write clears up. Raises WorldError.
+        """
+        path, temporary = self.folder / name, self.work / secrets.token_hex(8)
+        with naming(path):
+            self.work.mkdir(exist_ok=True)
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(self.folder)
 
     def publish_manifest(self, manifest: Manifest) -> None:
-        """Write the manifest, whole or not at all; raises WorldError if the disk fails."""
-        publish(str(self.folder / MANIFEST_NAME), manifest.to_json_bytes())
+        """Write the manifest, whole or not at all, and clear what was temporary.
+
+        One that was appended to stays under its digest. Raises WorldError if the disk fails.
+        """
+        base = self._base
+        if base is not None and base.digest != manifest.digest:
+            self.publish(old_manifest_name(base.digest), base.to_json_bytes())
+        self.publish(MANIFEST_NAME, manifest.to_json_bytes())
+        self.clear()
+
+    def has_published(self, manifest: Manifest) -> bool:
+        """Whether this manifest is there."""
+        path = self.folder / MANIFEST_NAME
+        return path.is_file() and path.read_bytes() == manifest.to_json_bytes()
+
+    def clear(self) -> None:
+        """Remove what was temporary, and the mark."""
+        shutil.rmtree(self.work, ignore_errors=True)
         (self.folder / UNFINISHED_NAME).unlink(missing_ok=True)
 
-    def abandon(self, *, num_finished: int) -> None:
-        """Let other writers in after a failure; what shards there are stay marked as no dataset."""
+    def abandon(self, *, is_begun: bool, keep_work: bool = False) -> None:
+        """Let other writers in after a failure; shards that there are stay marked as no dataset.
+
+        Where nothing is begun there is nothing to mark; `keep_work` keeps what a repeated write
+        goes on from.
+        """
         try:
-            if num_finished == 0 and self._lock.is_held:
-                (self.folder / UNFINISHED_NAME).unlink(missing_ok=True)
+            if self._lock.is_held:
+                if not keep_work:
+                    shutil.rmtree(self.work, ignore_errors=True)
+                if not is_begun:
+                    (self.folder / UNFINISHED_NAME).unlink(missing_ok=True)
         finally:
             self.release()
 
@@ -100,22 +227,134 @@ class Destination:
         """Let other writers in; does nothing if the folder is not held."""
         self._lock.release()
 
-    def _prepare(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock.acquire()
+    def _anew(self, fingerprint: str | None) -> Begun:
         names = [item.name for item in self.folder.iterdir()]
-        verdict = judge(names, self._pattern, overwrite=self._overwrite)
-        if verdict.refusal is not None:
-            raise UsageError(f"can't write to {str(self.folder)!r}: {verdict.refusal}")
+        verdict = judge(names, self._pattern, mode=self._mode)
+        if self._mode != "overwrite":
+            self._refuse_unfinished()
+        self._refuse(verdict)
+        if self._mode == "append":
+            self._base = self._manifest_of(None)
+            self._refuse_strays(names)
+        base = None if self._base is None else self._base.digest
         # Shards without a manifest would else be taken for a whole dataset: those of this writer
         # that are finished, and before that those that are not yet removed.
-        publish(self.folder / UNFINISHED_NAME, b"")
-        for name in verdict.remove:
-            (self.folder / name).unlink(missing_ok=True)
+        if fingerprint is None:
+            self.publish(UNFINISHED_NAME, b"")
+        else:
+            self._journal.begin(fingerprint=fingerprint, base=base, lines=())
+        self._remove(verdict.remove)
+        if self.work.is_dir() and fingerprint is None:
+            self.work.rmdir()
+        return Begun(base=self._base)
+
+    def _clear_again(self) -> None:
+        """Do again what an interrupted write may not have come to the end of.
+
+        Whatever its pattern makes is left from what it was to replace, or its own.
+        """
+        names = [item.name for item in self.folder.iterdir()]
+        mode: Mode = "append" if self._mode == "append" else "overwrite"
+        verdict = judge(names, self._pattern, mode=mode)
+        self._refuse(verdict)
+        self._remove(name for name in verdict.remove if name != WORK_NAME)
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name == WORK_NAME:
+                shutil.rmtree(self.folder / name)
+            else:
+                (self.folder / name).unlink(missing_ok=True)
+
+    def _refuse_unfinished(self) -> None:
+        journal = read_journal(self.folder / UNFINISHED_NAME)
+        if journal is None or not journal.lines:
+            return  # nothing was written yet, or by a writer that can't be repeated
+        raise UsageError(
+            f"can't write to {str(self.folder)!r}: a write of another input, or with other "
+            "options, was broken off there: the command that began it finishes it, and "
+            "overwrite=True begins anew"
+        )
+
+    def _refuse_strays(self, names: list[str]) -> None:
+        """Refuse to append where a new shard would replace one that the manifest does not list."""
+        listed = set(self._base.names) if self._base is not None else set()
+        strays = [name for name in names if self._pattern.makes(name) and name not in listed]
+        if strays:
+            raise UsageError(
+                f"can't write to {str(self.folder)!r}: it holds {_some(sorted(strays))}, not in "
+                "the manifest: take them in with `shardloader index`, or move them away"
+            )
+
+    def _refuse(self, verdict: Verdict) -> None:
+        if verdict.refusal is not None:
+            raise UsageError(f"can't write to {str(self.folder)!r}: {verdict.refusal}")
+
+    def _interrupted(self, fingerprint: str) -> Journal | None:
+        journal = read_journal(self.folder / UNFINISHED_NAME)
+        return journal if journal is not None and journal.fingerprint == fingerprint else None
+
+    def _whole_ones(self, lines: tuple[Line, ...]) -> tuple[Line, ...]:
+        """Leave out the last line if its shard did not get its name any more."""
+        for number, line in enumerate(lines):
+            path = self.folder / line.shard.name
+            index = self.folder / f"{line.shard.name}{INDEX_SUFFIX}"
+            is_there = path.is_file() and path.stat().st_size == line.shard.size_bytes
+            if is_there and index.is_file():
+                continue
+            if number == len(lines) - 1:
+                return lines[:-1]
+            raise UsageError(
+                f"{path}: an interrupted write had finished this shard, and it is gone or changed: "
+                "overwrite=True begins anew"
+            )
+        return lines
+
+    def _manifest_of(self, digest: str | None) -> Manifest | None:
+        """Read the manifest that is there, or that of an earlier state of the dataset."""
+        if self._mode != "append":
+            return None
+        path = self.folder / MANIFEST_NAME
+        old = self.folder / old_manifest_name(digest or "")
+        if digest is not None and old.is_file():
+            path = old
+        return Manifest.from_json_bytes(path.read_bytes(), name=str(path))
 
 
-def _failed(folder: Path, error: OSError) -> WorldError:
-    return WorldError(f"the folder {str(folder)!r} can't be written: {error.strerror or error}")
+class _Releasing:
+    """Gives the lock back, and the right error, when a beginning fails."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        folder = self._destination.folder
+        self._destination.release()
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            raise UsageError(
+                f"a destination is a folder, and {str(folder)!r} is a file or lies in one"
+            ) from error
+        if isinstance(error, OSError):
+            raise WorldError(
+                f"the folder {str(folder)!r} can't be written: {error.strerror or error}"
+            ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring to disk which names a folder holds."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems can't sync a folder
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _some(names: list[str]) -> str:

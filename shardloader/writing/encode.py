@@ -49,10 +49,11 @@ _JSON_SCALARS = {str, int, float, bool, type(None)}
 
 
 class FieldLayout(NamedTuple):
-    """One field of a kind of sample: its name, and what makes its bytes."""
+    """One field of a kind of sample: its name, what makes its bytes, and how its member ends."""
 
     field: str
     encode: Encoder
+    suffix: bytes
 
 
 class EncodedSample(NamedTuple):
@@ -67,25 +68,38 @@ def encode_sample(sample: Mapping[str, Any]) -> EncodedSample:
 
     Raises SampleError that names the key, and the field and type where it is about them.
     """
-    key = _checked_key(sample)
+    key, layout = checked(sample)
     fields: list[tuple[str, bytes]] = []
-    for field, encode in _checked_layout(key, sample):
+    for field, encode, _ in layout:
         value = sample[field]
-        try:
-            fields.append((field, value if type(value) is bytes else encode(value)))
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise SampleError(
-                f"sample {key!r} can't be written: field {field!r} got a value of type "
-                f"{type(value).__name__}: {error}"
-            ) from error
+        fields.append(
+            (field, value if type(value) is bytes else encoded(key, field, encode, value))
+        )
     return EncodedSample(key, fields)
+
+
+def checked(sample: Mapping[str, Any]) -> tuple[str, tuple[FieldLayout, ...]]:
+    """Return the key and the layout of a sample; raises SampleError for names it can't have."""
+    key = _checked_key(sample)
+    return key, _checked_layout(key, sample)
+
+
+def encoded(key: str, field: str, encode: Encoder, value: Any) -> bytes:
+    """Return the bytes of a value; raises SampleError that names all there is to name."""
+    try:
+        return encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise SampleError(
+            f"sample {key!r} can't be written: field {field!r} got a value of type "
+            f"{type(value).__name__}: {error}"
+        ) from error
 
 
 @lru_cache(maxsize=1024)  # the samples of one dataset have few sets of fields between them
 def field_layout(names: tuple[str, ...]) -> tuple[FieldLayout, ...]:
     """Return the fields among a sample's entries, in byte order; raises ValueError with a reason.
 
-    >>> [name for name, _ in field_layout(("__key__", "txt", "json"))]
+    >>> [name for name, _, _ in field_layout(("__key__", "txt", "json"))]
     ['json', 'txt']
     """
     fields = [name for name in names if name != "__key__"]
@@ -94,7 +108,7 @@ def field_layout(names: tuple[str, ...]) -> tuple[FieldLayout, ...]:
     for field in fields:
         _check_field(field)
     fields.sort(key=lambda field: field.encode())
-    return tuple(FieldLayout(field, _encoder(field)) for field in fields)
+    return tuple(FieldLayout(field, _encoder(field), b"." + field.encode()) for field in fields)
 
 
 def key_problem(key: object) -> str | None:
@@ -138,7 +152,7 @@ def _checked_layout(key: str, sample: Mapping[str, Any]) -> tuple[FieldLayout, .
     except ValueError as error:
         raise SampleError(f"sample {key!r} can't be written: {error}") from None
     if key.startswith(_META):  # only here do key and field together make a reserved name
-        for field, _ in layout:
+        for field, _, _ in layout:
             if split_name(f"{key}.{field}") != (key, field):
                 raise SampleError(
                     f"sample {key!r} can't be written: '{key}.{field}' would not read back, names "

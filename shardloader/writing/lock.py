@@ -1,4 +1,4 @@
-"""The lock of a destination: one writer at a time, refused at once rather than waited for.
+"""The lock of a destination: one writer at a time; a second is refused, and does not wait.
 
 Knows one file. The lock is the kernel's (flock), so it ends with its process however that ends;
 the file that carries it may stay behind a killed writer and means nothing by itself.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shardloader")
 
 LOCK_NAME = ".shardloader-writer.lock"
+# A worker that was forked just before its writer was killed lets go as soon as it runs.
+_TRIES = 10
+_BETWEEN_TRIES_S = 0.03
 
 
 class FolderLock:
@@ -35,8 +39,14 @@ class FolderLock:
         """Whether this object has the lock."""
         return self._handle is not None
 
+    @property
+    def handle(self) -> int | None:
+        """The descriptor that holds the lock."""
+        return self._handle
+
     def acquire(self) -> None:
         """Take the lock; raises UsageError if another writer has it, OSError if the disk fails."""
+        tries = _TRIES
         while self._handle is None:
             handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
@@ -45,10 +55,13 @@ class FolderLock:
                 if self._is_still(handle):
                     self._handle = handle
             except BlockingIOError:
-                raise UsageError(
-                    f"another writer is writing to {str(self._path.parent)!r}: "
-                    "wait for it, or give another folder"
-                ) from None
+                tries -= 1
+                if not tries:
+                    raise UsageError(
+                        f"another writer is writing to {str(self._path.parent)!r}: "
+                        "wait for it, or give another folder"
+                    ) from None
+                time.sleep(_BETWEEN_TRIES_S)
             finally:
                 if self._handle is None:
                     os.close(handle)

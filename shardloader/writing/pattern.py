@@ -1,7 +1,8 @@
 """Shard patterns: which name the n-th shard has, and whether a name is a shard's.
 
 Knows names only. A pattern is a file name that ends in ".tar" with one place for the number, as
-str.format or printf writes it: `shard-{:06d}.tar`, `out-%06d.tar`.
+str.format or printf writes it: `shard-{:06d}.tar`, `out-%06d.tar`. Compressed shards end in
+".tar.zst", with a pattern of either ending.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from shardloader.errors import UsageError
 
 _NUMBER = re.compile(r"\{0?(?::(?:0([1-9]\d?))?d?)?\}|%(?:0([1-9]\d?))?d", re.ASCII)
 _SUFFIX = ".tar"
+_COMPRESSED_SUFFIX = ".tar.zst"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +31,16 @@ class ShardPattern:
 
     def makes(self, name: str) -> bool:
         """Whether some number gives this name."""
+        return self.number(name) is not None
+
+    def number(self, name: str) -> int | None:
+        """Return the number that gives this name, or None."""
         digits = name[len(self.before) : len(name) - len(self.after)]
-        return digits.isascii() and digits.isdecimal() and self.name(int(digits)) == name
+        is_number = digits.isascii() and digits.isdecimal()
+        return int(digits) if is_number and self.name(int(digits)) == name else None
 
 
-def parse_pattern(pattern: str) -> ShardPattern:
+def parse_pattern(pattern: str, *, compressed: bool = False) -> ShardPattern:
     """Return the pattern that a text describes; raises UsageError with what is wrong with it.
 
     >>> parse_pattern("shard-{:06d}.tar").name(7), parse_pattern("out-%02d.tar").name(123)
@@ -52,8 +59,11 @@ def parse_pattern(pattern: str) -> ShardPattern:
             "is a file name: no folder in it, no dot at its start, no other brace, '%' or "
             "unprintable character",
         )
-    if not after.endswith(_SUFFIX):
-        raise _refusal(pattern, f"ends in '{_SUFFIX}'")
+    if compressed and after.endswith(_SUFFIX):
+        after += _COMPRESSED_SUFFIX.removeprefix(_SUFFIX)
+    suffix = _COMPRESSED_SUFFIX if compressed else _SUFFIX
+    if not after.endswith(suffix):
+        raise _refusal(pattern, f"ends in '{suffix}'")
     return ShardPattern(before=before, width=int(place[1] or place[2] or 1), after=after)
 
 

@@ -1,7 +1,7 @@
-"""One shard while it is written: a temporary file that gets its final name when it is whole.
+"""One shard while it is written: a temporary file, until it is whole and on disk.
 
-Knows bytes and one file. Does not know when a shard is full, nor what else is in the folder. The
-file's name begins with a dot and ends in ".partial" until the archive is finished and on disk, so
+Knows bytes and one file. Does not know when a shard is full, what else is in the folder, nor who
+gives the file its final name. Its temporary name begins with a dot and ends in ".partial", so
 nothing that looks for shards ever finds half of one.
 """
 
@@ -9,29 +9,31 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+import numpy as np
 import xxhash
 
 from shardloader.errors import WorldError
 from shardloader.format.index import SampleIndex
-from shardloader.format.tar_header import BLOCK_BYTES, END_OF_ARCHIVE, member_header, padding
+from shardloader.format.tar_header import END_OF_ARCHIVE
 from shardloader.reading.source import INDEX_SUFFIX
-from shardloader.reading.store import publish
+from shardloader.writing.frames import Compression, seek_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from shardloader.writing.encode import EncodedSample
+    from numpy.typing import NDArray
+
+    from shardloader.writing.tarring import TarredSample
 
 _PARTIAL_SUFFIX = ".partial"
-_BUFFER_BYTES = 1 << 20  # one write and one update of the digest for about this much
-
-_PADDINGS = tuple(bytes(padding(size)) for size in range(BLOCK_BYTES))
-
-Members = list[tuple[str, int, int]]  # field, offset of its data, size
+_BUFFER_BYTES = 1 << 19  # one write and one update of the digest for about this much
+_MANY_BYTES = 1 << 23  # where fields are big, which are not joined: long writes cost less
+_BIG_BYTES = 4096
+_MAX_PIECES = 1024  # that the system takes in one call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,30 +47,13 @@ class FinishedShard:
     content_digest: str
 
 
-class TarredSample(NamedTuple):
-    """A sample as it will lie in a shard: its bytes in pieces, offsets from its own start."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """A shard that is whole and on disk, and has yet to get its name: its file and its index."""
 
-    key: str
-    members: Members
-    pieces: list[bytes]
-    size_bytes: int
-
-
-def tarred(sample: EncodedSample) -> TarredSample:
-    """Return the headers, data and padding of a sample's members, in order."""
-    key, encoded = sample
-    members: Members = []
-    pieces: list[bytes] = []
-    at = 0
-    for field, data in encoded:
-        size = len(data)
-        header = member_header(f"{key}.{field}", size)
-        pad = _PADDINGS[size % BLOCK_BYTES]
-        at += len(header)
-        members.append((field, at, size))
-        pieces += (header, data, pad)
-        at += size + len(pad)
-    return TarredSample(key, members, pieces, at)
+    finished: FinishedShard
+    partial: Path
+    index: bytes
 
 
 def partial_name(shard: str) -> str:
@@ -88,69 +73,194 @@ def shard_of_index(name: str) -> str:
 
 
 class ShardFile:
-    """An open shard. After `finish` or `discard` it is done with.
+    """An open shard. After `seal` or `discard` it is done with.
 
-    `num_samples` are in it; `size_bytes` is the file's size if it were finished now.
+    `num_samples` are in it; `size_bytes` is the file's size if it were sealed now.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, partial: Path, name: str) -> None:
         self.name = name
         self.num_samples = 0
         self.size_bytes = len(END_OF_ARCHIVE)
-        self._path = folder / name
-        self._partial = folder / partial_name(name)
-        # By sample: key, where it starts, how many members; the members of all in one list.
-        # Flat, since a container for each sample would keep the garbage collector busy.
-        self._keys: dict[str, None] = {}
-        self._starts: list[int] = []
-        self._lengths: list[int] = []
-        self._members: Members = []
-        self._digest = xxhash.xxh3_128()
+        self._contents = Contents()
+        self.keys = self._contents.keys
+        self._output = _Output(partial)
         self._pieces: list[bytes] = []
         self._waiting_bytes = 0
-        with _naming(self._partial):
-            self._file = self._partial.open("wb")
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._keys
 
     def add(self, sample: TarredSample) -> None:
         """Append a sample, whose key is new to this shard."""
-        key, members, pieces, size_bytes = sample
-        self._keys[key] = None
-        self._starts.append(self.size_bytes - len(END_OF_ARCHIVE))
-        self._lengths.append(len(members))
-        self._members += members
-        self._pieces += pieces
+        self._contents.add(sample)
+        self._pieces += sample.pieces
+        size_bytes = sample.size_bytes
         self.num_samples += 1
         self.size_bytes += size_bytes
         self._waiting_bytes += size_bytes
-        if self._waiting_bytes >= _BUFFER_BYTES:
+        waiting = self._waiting_bytes
+        if waiting >= _MANY_BYTES or (waiting >= _BUFFER_BYTES and self._are_small):
             self._flush()
 
-    def finish(self) -> FinishedShard:
-        """End the archive, bring it to disk, give it its name, and publish its index."""
+    @property
+    def _are_small(self) -> bool:
+        return self._waiting_bytes < _BIG_BYTES * len(self._pieces)
+
+    def seal(self) -> Sealed:
+        """End the archive and bring it to disk."""
         self._pieces.append(END_OF_ARCHIVE)
         self._flush()
-        with _naming(self._partial):
-            self._file.flush()
+        return self._output.seal(self.name, self._contents.index())
+
+    def discard(self) -> None:
+        """Close and remove the file; may be called at any time, also after `seal` failed."""
+        self._pieces.clear()
+        self._output.discard()
+
+    def _flush(self) -> None:
+        # pieces of a header are joined; a big field is not copied once more
+        self._output.write([b"".join(self._pieces)] if self._are_small else self._pieces)
+        self._pieces = []
+        self._waiting_bytes = 0
+
+
+class FrameFile:
+    """An open compressed shard, as `ShardFile` is one that is not: it takes frames."""
+
+    def __init__(self, partial: Path, name: str, compression: Compression) -> None:
+        self.name = name
+        self._compression = compression
+        self._contents = Contents()
+        self.keys = self._contents.keys
+        self._output = _Output(partial)
+        self._frames: list[tuple[int, int]] = []
+        self._frames_bytes = 0
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples are in it."""
+        return len(self._contents.keys)
+
+    @property
+    def size_bytes(self) -> int:
+        """The file's size if it were sealed now."""
+        return self._frames_bytes + self._compression.end_bytes(len(self._frames))
+
+    def add_frame(self, frame: bytes, samples: Sequence[TarredSample]) -> None:
+        """Append a frame of samples, whose keys are new to this shard."""
+        start = self._contents.tar_bytes
+        for sample in samples:
+            self._contents.add(sample)
+        plain_bytes = self._contents.tar_bytes - start
+        self._frames.append((len(frame), plain_bytes))
+        self._frames_bytes += len(frame)
+        self._output.write([frame])
+
+    def seal(self) -> Sealed:
+        """End the archive and bring it to disk."""
+        end = self._compression.end
+        frames = [*self._frames, (len(end), len(END_OF_ARCHIVE))]
+        index = replace(self._contents.index(), compressed_bytes=self.size_bytes)
+        self._output.write([end, seek_table(frames)])
+        return self._output.seal(self.name, index)
+
+    def discard(self) -> None:
+        """Close and remove the file; may be called at any time, also after `seal` failed."""
+        self._output.discard()
+
+
+class Contents:
+    """What lies where in the tar of an open shard: what its index will say.
+
+    Flat lists, since a container for each sample would keep the garbage collector busy.
+    """
+
+    def __init__(self) -> None:
+        self.keys: dict[str, None] = {}
+        self.tar_bytes = 0
+        self._starts: list[int] = []
+        self._fields: list[tuple[str, ...]] = []
+        self._offsets: list[int] = []  # of members, from their sample's start
+        self._sizes: list[int] = []
+
+    def add(self, sample: TarredSample) -> None:
+        """Append a sample."""
+        key, fields, offsets, sizes, _, size_bytes = sample
+        self.keys[key] = None
+        self._starts.append(self.tar_bytes)
+        self._fields.append(fields)
+        self._offsets += offsets
+        self._sizes += sizes
+        self.tar_bytes += size_bytes
+
+    def index(self) -> SampleIndex:
+        """Index the archive, if it ended here."""
+        kinds = {fields: np.zeros(0, np.uint32) for fields in set(self._fields)}
+        names = tuple(sorted({name for fields in kinds for name in fields}, key=str.encode))
+        numbers = {name: number for number, name in enumerate(names)}
+        for fields in kinds:
+            kinds[fields] = np.array([numbers[name] for name in fields], dtype=np.uint32)
+        lengths = np.fromiter(map(len, self._fields), np.int64, len(self._fields))
+        if len(kinds) == 1:  # as in most shards
+            (kind,) = kinds.values()
+            member_fields = np.tile(kind, len(self._fields))
+        else:
+            parts = [kinds[fields] for fields in self._fields]
+            member_fields = np.concatenate([*parts, np.zeros(0, np.uint32)])
+        text = "".join(self.keys)
+        key_bytes = text.encode()
+        is_ascii = len(key_bytes) == len(text)
+        sizes = [len(key) if is_ascii else len(key.encode()) for key in self.keys]
+        key_lengths = np.array(sizes, np.int64)
+        offsets = np.array(self._offsets, dtype=np.int64)
+        return SampleIndex(
+            shard_bytes=self.tar_bytes + len(END_OF_ARCHIVE),
+            fields=names,
+            sample_starts=_starts(lengths),
+            member_offsets=offsets + np.repeat(np.array(self._starts, np.int64), lengths),
+            member_sizes=np.array(self._sizes, dtype=np.int64),
+            member_fields=member_fields,
+            key_starts=_starts(key_lengths),
+            key_bytes=np.frombuffer(key_bytes, dtype=np.uint8),
+        )
+
+
+def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
+
+
+class _Output:
+    """A file that is written from its start to its end, with the digest of what was written."""
+
+    def __init__(self, partial: Path) -> None:
+        self._partial = partial
+        self._digest = xxhash.xxh3_128()
+        self._size_bytes = 0
+        with naming(partial):
+            self._file = partial.open("wb", buffering=0)
+
+    def write(self, chunks: Sequence[bytes]) -> None:
+        update = self._digest.update
+        for chunk in chunks:
+            update(chunk)
+        with naming(self._partial):
+            for at in range(0, len(chunks), _MAX_PIECES):
+                self._size_bytes += write_all(self._file.fileno(), chunks[at : at + _MAX_PIECES])
+
+    def seal(self, name: str, index: SampleIndex) -> Sealed:
+        with naming(self._partial):
             os.fsync(self._file.fileno())
             self._file.close()
-        index = SampleIndex.of_samples(self._located(), shard_bytes=self.size_bytes)
-        with _naming(self._path):
-            self._partial.replace(self._path)
-        publish(str(self._path) + INDEX_SUFFIX, index.to_bytes())
-        return FinishedShard(
-            name=self.name,
-            size_bytes=self.size_bytes,
-            num_samples=self.num_samples,
+        finished = FinishedShard(
+            name=name,
+            size_bytes=self._size_bytes,
+            num_samples=index.num_samples,
             index_digest=index.digest,
             content_digest=self._digest.hexdigest(),
         )
+        return Sealed(finished=finished, partial=self._partial, index=index.to_bytes())
 
     def discard(self) -> None:
-        """Close and remove the file; may be called at any time, also after `finish` failed."""
-        self._pieces.clear()
         try:
             self._file.close()
         except OSError:  # a full disk says so once more; the file goes anyway
@@ -158,27 +268,20 @@ class ShardFile:
         finally:
             self._partial.unlink(missing_ok=True)
 
-    def _located(self) -> Iterator[tuple[str, Members]]:
-        """Yield key and members of each sample, with offsets from the start of the file."""
-        at = 0
-        for key, start, length in zip(self._keys, self._starts, self._lengths, strict=True):
-            members = self._members[at : at + length]
-            at += length
-            yield key, [(field, start + offset, size) for field, offset, size in members]
 
-    def _flush(self) -> None:
-        big = self._waiting_bytes >= 4 * _BUFFER_BYTES  # a big field is not copied once more
-        chunks = self._pieces if big else [b"".join(self._pieces)]
-        with _naming(self._partial):
-            for chunk in chunks:
-                self._file.write(chunk)
-                self._digest.update(chunk)
-        self._pieces = []
-        self._waiting_bytes = 0
+def write_all(handle: int, pieces: Sequence[bytes]) -> int:
+    """Write all of some pieces, however little the system takes at a time; gives their size."""
+    size = sum(map(len, pieces))
+    done = os.writev(handle, pieces)
+    if done < size:
+        rest = memoryview(b"".join(pieces))[done:]
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+    return size
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Turn the system's error into one that names the file."""
     try:
         yield

@@ -16,23 +16,34 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from shardloader.errors import SampleError, UsageError
-from shardloader.format.manifest import Manifest
 from shardloader.reading.sizes import parse_bytes
 from shardloader.writing.destination import Destination
-from shardloader.writing.encode import encode_sample
+from shardloader.writing.frames import TABLE_ENTRY_BYTES, compress
 from shardloader.writing.layout import Limits
+from shardloader.writing.manifests import manifest_of, next_number
+from shardloader.writing.options import (
+    at_least_one,
+    local_folder,
+    mode_of,
+    parse_compression,
+    written_before,
+)
 from shardloader.writing.pattern import parse_pattern
-from shardloader.writing.shard_file import FinishedShard, ShardFile, tarred
+from shardloader.writing.shard_file import FrameFile, ShardFile, partial_name
+from shardloader.writing.tarring import tarred
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
     from types import TracebackType
+
+    from shardloader.format.manifest import Manifest
+    from shardloader.writing.frames import Compression
+    from shardloader.writing.shard_file import FinishedShard
+    from shardloader.writing.tarring import TarredSample
 
 _BROKEN_OFF = "broken off"
 _NO_DATASET = ", so what was written is no whole dataset"
@@ -46,7 +57,11 @@ class ShardWriter:
     `max_samples` samples, or before the sample that would make the *file* longer than `max_bytes`
     (an int, or a text such as "200MB" or "1GiB"); a sample that is longer by itself gets a shard
     of its own. The folder may hold no shard and no manifest, unless `overwrite=True`, which
-    first removes what a writer with this pattern made, and nothing else.
+    first removes what a writer with this pattern made, and nothing else; or `append=True`, which
+    adds shards to the dataset there and keeps its manifest as `manifest-DIGEST.json`.
+
+    `compression="zstd"` writes `.tar.zst` shards, a frame for every `frame_samples` samples, so
+    that reading one sample costs one frame; `max_bytes` is then of the compressed file.
 
     The folder is touched first by `with` or the first `write`. Raises UsageError for options that
     make no sense and for a folder that is in use or not empty, WorldError if the disk fails.
@@ -67,23 +82,29 @@ class ShardWriter:
         max_samples: int = 10_000,
         max_bytes: int | str = "1GB",
         overwrite: bool = False,
-        compression: None = None,
+        append: bool = False,
+        compression: Literal["zstd"] | None = None,
+        compression_level: int = 3,
+        frame_samples: int = 64,
     ) -> None:
         self._state = "new"  # then open, then closed or broken off
-        if compression is not None:
-            raise UsageError(
-                f"compression={compression!r}: this release writes plain .tar shards only, "
-                "compression=None"
-            )
-        self._pattern = parse_pattern(pattern)
+        self._compression = parse_compression(compression, compression_level, frame_samples)
+        self._pattern = parse_pattern(pattern, compressed=self._compression is not None)
         self._limits = Limits(
-            max_samples=_at_least_one(max_samples), max_bytes=parse_bytes(max_bytes)
+            max_samples=at_least_one("max_samples", max_samples), max_bytes=parse_bytes(max_bytes)
         )
         self._destination = Destination(
-            folder=_local_folder(folder), pattern=self._pattern, overwrite=overwrite
+            folder=local_folder(folder),
+            pattern=self._pattern,
+            mode=mode_of(overwrite=overwrite, append=append),
         )
+        self._base: Manifest | None = None
+        self._first_number = 0
         self._finished: list[FinishedShard] = []
-        self._shard: ShardFile | None = None
+        self._shard: ShardFile | FrameFile | None = None  # that is open; one of the next two
+        self._plain: ShardFile | None = None
+        self._framed: FrameFile | None = None
+        self._waiting: dict[str, TarredSample] = {}  # of a frame that is not full
         self._last_key: str | None = None
         self._manifest: Manifest | None = None
         self._pid = os.getpid()
@@ -102,11 +123,14 @@ class ShardWriter:
     def num_samples(self) -> int:
         """The number of samples written, those of the open shard included."""
         finished = sum(shard.num_samples for shard in self._finished)
-        return finished + (self._shard.num_samples if self._shard else 0)
+        return finished + (self._shard.num_samples if self._shard else 0) + len(self._waiting)
 
     @property
     def total_bytes(self) -> int:
-        """The size of all shards, the open one as if it were finished now."""
+        """The size of all shards, the open one as if it were finished now.
+
+        Samples that wait for their frame to be compressed are not in it.
+        """
         finished = sum(shard.size_bytes for shard in self._finished)
         return finished + (self._shard.size_bytes if self._shard else 0)
 
@@ -125,14 +149,14 @@ class ShardWriter:
         """
         if self._state != "open":
             self._open()
-        members = tarred(encode_sample(sample))
+        members = tarred(sample)
         self._check_key_is_new(members.key)
         try:
-            shard = self._shard_with_room(members.size_bytes)
-            shard.add(members)
+            if self._compression is None:
+                self._add(members)
+            else:
+                self._add_to_frame(members, self._compression)
             self._last_key = members.key
-            if shard.num_samples >= self._limits.max_samples:
-                self._finish_shard()
         except BaseException:  # also Ctrl-C: half a write can't be taken back
             self.abort()
             raise
@@ -147,9 +171,9 @@ class ShardWriter:
         if self._state != "open":
             self._open()
         try:
-            if self._shard is not None:
-                self._finish_shard()
-            self._manifest = _manifest_of(self._finished)
+            self._finish_frame()
+            self._finish_shard()
+            self._manifest = manifest_of(self._base, self._finished)
             self._destination.publish_manifest(self._manifest)
         except BaseException:
             self.abort()
@@ -164,11 +188,13 @@ class ShardWriter:
         was_open, self._state = self._state == "open", _BROKEN_OFF
         self._manifest = None
         shard, self._shard = self._shard, None
+        self._plain = self._framed = None
+        self._waiting = {}
         try:
             if shard is not None:
                 shard.discard()
         finally:
-            self._destination.abandon(num_finished=len(self._finished))
+            self._destination.abandon(is_begun=bool(self._finished))
         if was_open:
             _log.warning(
                 "writing to %s was broken off: %d finished shards stay, the open one was removed, "
@@ -211,51 +237,59 @@ class ShardWriter:
                 f"this writer to {str(self.folder)!r} was {self._state}"
                 f"{_NO_DATASET if self._state == _BROKEN_OFF else ''}: make a new one to write more"
             )
-        self._destination.prepare()
+        begun = self._destination.prepare()
+        self._base = begun.base
+        self._first_number = next_number(begun.base, self._pattern)
         self._state = "open"
 
     def _check_key_is_new(self, key: str) -> None:
-        if key == self._last_key or (self._shard is not None and key in self._shard):
-            raise SampleError(
-                f"a key is written once, and {key!r} was written before: both samples would be "
-                "read as one, or one of them would hide the other"
-            )
+        is_here = self._shard is not None and key in self._shard.keys
+        if key == self._last_key or is_here or key in self._waiting:
+            raise SampleError(written_before(key))
 
-    def _shard_with_room(self, size_bytes: int) -> ShardFile:
+    def _add(self, sample: TarredSample) -> None:
         shard = self._shard
-        if shard is not None:
-            if self._limits.has_room(shard.num_samples, shard.size_bytes, size_bytes):
-                return shard
+        if shard is not None and not self._limits.has_room(
+            shard.num_samples, shard.size_bytes, sample.size_bytes
+        ):
             self._finish_shard()
-        self._shard = ShardFile(self.folder, self._pattern.name(len(self._finished)))
-        return self._shard
+        if self._plain is None:
+            self._plain = self._shard = ShardFile(*self._next_file())
+        self._plain.add(sample)
+        if self._plain.num_samples >= self._limits.max_samples:
+            self._finish_shard()
+
+    def _add_to_frame(self, sample: TarredSample, compression: Compression) -> None:
+        self._waiting[sample.key] = sample
+        in_shard = self._shard.num_samples if self._shard else 0
+        is_full = in_shard + len(self._waiting) >= self._limits.max_samples
+        if is_full or len(self._waiting) >= compression.frame_samples:
+            self._finish_frame()
+        if self._shard is not None and self._shard.num_samples >= self._limits.max_samples:
+            self._finish_shard()
+
+    def _finish_frame(self) -> None:
+        """Compress the samples that wait, and add them to the shard or to a new one."""
+        if not self._waiting or self._compression is None:
+            return
+        samples = list(self._waiting.values())
+        plain = b"".join(piece for sample in samples for piece in sample.pieces)
+        frame = compress(plain, self._compression.level)
+        added = len(frame) + TABLE_ENTRY_BYTES
+        if self._shard is not None and self._shard.size_bytes + added > self._limits.max_bytes:
+            self._finish_shard()
+        if self._framed is None:
+            self._framed = self._shard = FrameFile(*self._next_file(), self._compression)
+        self._framed.add_frame(frame, samples)
+        self._waiting = {}
+
+    def _next_file(self) -> tuple[Path, str]:
+        name = self._pattern.name(self._first_number + len(self._finished))
+        return self.folder / partial_name(name), name
 
     def _finish_shard(self) -> None:
         if self._shard is not None:
-            self._finished.append(self._shard.finish())
-            self._shard = None
-
-
-def _manifest_of(shards: list[FinishedShard]) -> Manifest:
-    return Manifest(
-        names=tuple(shard.name for shard in shards),
-        sizes=np.array([shard.size_bytes for shard in shards], np.int64),
-        counts=np.array([shard.num_samples for shard in shards], np.int64),
-        index_digests=tuple(shard.index_digest for shard in shards),
-        content_digests=tuple(shard.content_digest for shard in shards),
-    )
-
-
-def _at_least_one(max_samples: object) -> int:
-    if isinstance(max_samples, bool) or not isinstance(max_samples, int) or max_samples < 1:
-        raise UsageError(f"max_samples is a whole number of at least 1, not {max_samples!r}")
-    return max_samples
-
-
-def _local_folder(folder: str | os.PathLike[str]) -> Path:
-    if "://" in str(folder):
-        raise UsageError(
-            f"a writer writes to a local folder, not {str(folder)!r}: write locally, then upload "
-            "the folder with the store's own tool"
-        )
-    return Path(folder)
+            sealed = self._shard.seal()
+            self._destination.publish_shard(sealed)
+            self._finished.append(sealed.finished)
+            self._shard = self._plain = self._framed = None

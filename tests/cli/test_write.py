@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from pathlib import Path
+
 import pytest
 
+from shardloader.errors import WorldError
 from shardloader.reading.indexing import index_dataset
-from tests.cli.workplace import make_photos
+from shardloader.writing.destination import Destination
+from shardloader.writing.sources.folder_tree import FolderTree
+from tests.cli.workplace import PYTHON, make_photos
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_summary_tells_what_was_written(place, run):
@@ -87,14 +96,16 @@ def test_names_that_no_terminal_should_see_are_escaped(place, run):
 def test_a_file_that_changes_meanwhile_is_exit_code_1(place, run, monkeypatch):
     make_photos(place / "photos")
     changed = place / "photos" / "a" / "011.jpg"
-    plan_folder = __import__("shardloader.cli.write", fromlist=["write"]).plan_folder
+    survey = FolderTree.survey
 
-    def plan_then_change(*words, **options):
-        plan = plan_folder(*words, **options)
+    def survey_then_change(source):
+        surveyed = survey(source)
+        parts = list(source.parts())
         changed.write_bytes(b"")
-        return plan
+        monkeypatch.setattr(FolderTree, "parts", lambda _: iter(parts))
+        return surveyed
 
-    monkeypatch.setattr("shardloader.cli.write.plan_folder", plan_then_change)
+    monkeypatch.setattr(FolderTree, "survey", survey_then_change)
     ended = run("write", "photos", "packed", "--json")
     assert ended.code == 1
     assert ended.json["error"]["kind"] == "WorldError"
@@ -112,3 +123,189 @@ def test_a_shuffled_write_is_the_same_for_the_same_seed(place, run):
     one, again, other = ((place / folder / shard).read_bytes() for folder in "abc")
     assert one == again
     assert one != other
+
+
+def rows_file(place, count=30):
+    rows = [{"id": f"r{n:03d}", "text": f"text {n}", "n": n} for n in range(count)]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+ROWS = ("rows.jsonl", "out", "--key", "id", "--field", "txt=text", "--field", "json=n")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--max-samples", "7"],
+        ["--max-bytes", "20kB"],
+        ["--max-samples", "7", "--shuffle", "2"],
+        ["--max-bytes", "20kB", "--shuffle", "2"],
+        ["--max-samples", "7", "--compression", "zstd", "--frame-samples", "3"],
+        ["--max-bytes", "2kB", "--compression", "zstd", "--frame-samples", "3"],
+        ["--fraction", "0:0.5", "--select", "r0*"],
+    ],
+    ids=repr,
+)
+def test_a_dry_run_of_rows_foretells_the_shards(options, place, run):
+    rows_file(place)
+    foretold = run("write", *ROWS, "--dry-run", "--json", *options)
+    assert foretold.code == 0
+    assert not (place / "out").exists()
+    written = run("write", *ROWS, "--json", *options)
+    for name in ("samples", "shards", "bytes", "not_selected", "temporary_bytes"):
+        assert foretold.json[name] == written.json[name], name
+
+
+def test_what_is_appended_is_told_and_foretold(place, run):
+    rows_file(place)
+    assert run("write", *ROWS, "--max-samples", "20").code == 0
+    foretold = run("write", "rows.jsonl", "out", "--append", "--dry-run", "--json").json
+    written = run("write", "rows.jsonl", "out", "--append", "--json").json
+    assert [shard["name"] for shard in written["shards"]] == ["shard-000002.tar"]
+    assert foretold["shards"] == written["shards"]
+    assert written["digest"] == index_dataset(place / "out")[0].digest
+
+
+def test_a_bad_row_is_exit_code_1_or_a_line_of_the_report(place, run):
+    rows_file(place, 5)
+    with (place / "rows.jsonl").open("a") as file:
+        file.write("not json\n")
+    stopped = run("write", *ROWS)
+    assert stopped.code == 1
+    assert "rows.jsonl, line 6" in stopped.err
+    foretold = run("write", *ROWS, "--dry-run")
+    assert foretold.code == 1
+    assert "the line is not JSON" in foretold.out
+    skipped = run("write", *ROWS, "--on-error", "skip")
+    assert skipped.code == 0
+    assert "refused  1 sample" in skipped.out
+    assert "out/refused.jsonl" in skipped.out
+    assert "line 6" in (place / "out" / "refused.jsonl").read_text()
+
+
+def test_a_folder_with_other_data_is_wrong_use_unless_told(place, run):
+    rows_file(place)
+    assert run("write", *ROWS).code == 0
+    again = run("write", *ROWS)
+    assert again.code == 2
+    assert "--overwrite" in again.err
+    assert "--append" in again.err
+    assert run("write", *ROWS, "--overwrite").code == 0
+    assert run("write", *ROWS, "--append", "--overwrite").code == 2
+    assert run("write", "rows.jsonl", "new", "--append").code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["none.jsonl"],
+        ["rows.jsonl", "--field", "=x"],
+        ["rows.jsonl", "--field", "txt=text", "--field", "txt=id"],
+        ["rows.jsonl", "--field", "TXT=text"],
+        ["rows.jsonl", "--fraction", "0.5"],
+        ["rows.jsonl", "--fraction", "1:0"],
+        ["rows.jsonl", "--class-map", "rows.jsonl"],
+        ["rows.jsonl", "--include", "*.jpg"],
+        ["rows.jsonl", "--prefix-keys"],
+        ["rows.jsonl", "--from", "folder"],
+        ["rows.jsonl", "--keys-from", "none.txt"],
+        ["rows.jsonl", "--compression", "zstd", "--level", "99"],
+        ["rows.jsonl", "--shuffle", "-1"],
+        ["photos", "--key", "id"],
+        ["photos", "rows.jsonl"],
+    ],
+    ids=repr,
+)
+def test_options_that_make_no_sense_are_wrong_use(words, place, run):
+    rows_file(place)
+    make_photos(place / "photos")
+    ended = run(
+        "write",
+        *words[:1],
+        *[w for w in words[1:] if w == "rows.jsonl"],
+        "out",
+        *[w for w in words[1:] if w != "rows.jsonl"],
+    )
+    if "--class-map" in words:
+        ended = run("write", "rows.jsonl", "out", "--class-map", "rows.jsonl")
+    assert ended.code == 2, ended
+    assert ended.err
+    assert not (place / "out").exists()
+
+
+def test_class_folders_with_a_map_and_keys_from_a_file(place, run):
+    for name in ("cat/1.jpg", "dog/1.jpg", "dog/2.jpg"):
+        (place / "train" / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / "train" / name).write_bytes(b"x")
+    (place / "map.json").write_text('{"cat": 5, "dog": 6}')
+    (place / "keys.txt").write_text("dog/2\ncat/1\n")
+    ended = run(
+        "write", "train", "out", "--class-map", "map.json", "--keys-from", "keys.txt", "--json"
+    )
+    assert (ended.code, ended.json["samples"], ended.json["not_selected"]) == (0, 2, 1)
+    assert (place / "out" / "classes.json").exists()
+
+
+def test_a_broken_off_write_is_finished_by_the_same_command(place, run, monkeypatch):
+    rows_file(place)
+    publish = Destination.publish_shard
+
+    def failing(destination, sealed, line=None):
+        if sealed.finished.name == "shard-000002.tar":
+            raise WorldError("the disk is full")
+        publish(destination, sealed, line)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Destination, "publish_shard", failing)
+        assert run("write", *ROWS, "--max-samples", "7").code == 1
+    assert run("write", *ROWS, "--max-samples", "8").code == 2
+    ended = run("write", *ROWS, "--max-samples", "7")
+    assert ended.code == 0
+    assert "2 shards of a write that was broken off" in ended.out
+
+
+WRITE = """
+import os, sys
+os.umask(int(sys.argv[2], 8))
+from shardloader.writing import job
+job.SMALL_BYTES = 0
+from shardloader.cli import main
+sys.exit(main(["write", "rows.jsonl", *sys.argv[3:], sys.argv[1]]))
+"""
+
+
+def test_bytes_depend_on_neither_locale_nor_umask_hash_seed_time_or_workers(place):
+    rows_file(place)
+    with (place / "rows.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"id": "é猫/ü", "text": "naïve", "n": 1}\nnot json\n')
+    options = [*ROWS[2:], "--shuffle", "1", "--max-samples", "9", "--on-error", "skip"]
+    made = []
+    for number, (locale, umask) in enumerate([("C", "077"), ("C.UTF-8", "022")]):
+        folder = f"out{number}"
+        done = subprocess.run(
+            [
+                PYTHON,
+                "-X",
+                "utf8=0",
+                "-c",
+                WRITE,
+                folder,
+                umask,
+                *options,
+                "--workers",
+                str(1 + number),
+            ],
+            env={
+                "LC_ALL": locale,
+                "PYTHONHASHSEED": str(number),
+                "PYTHONCOERCECLOCALE": "0",
+                "PYTHONPATH": str(ROOT),
+            },
+            cwd=place,
+            check=False,
+            capture_output=True,
+        )
+        assert done.returncode == 0, done.stderr
+        made.append({path.name: path.read_bytes() for path in (place / folder).iterdir()})
+    assert made[0] == made[1]
+    assert len(made[0]) == 2 * 4 + 2

@@ -6,6 +6,9 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet
+
 from shardloader.planning.plan import plan
 from shardloader.planning.sample_log import LOG_VERSION
 from tests.shards import write_shard
@@ -31,6 +34,16 @@ def make_photos(folder: Path, num_samples: int = 12) -> None:
 def make_corpus(folder: Path, shards: int = 4, samples: int = 50) -> None:
     for number in range(shards):
         write_shard(folder / f"shard-{number:03d}.tar", samples, first=number * samples)
+
+
+def make_rows(folder: Path) -> None:
+    """Write `rows.jsonl`, and images in a column under `data/`."""
+    rows = [{"id": number, "text": f"text {number}", "meta": {"n": number}} for number in range(20)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "data").mkdir()
+    images = [{"bytes": b"\xff\xd8\xff", "path": f"{number}.jpg"} for number in range(20)]
+    table = pa.table({"image": images, "label": list(range(20))})
+    pa.parquet.write_table(table, folder / "data" / "0.parquet")
 
 
 def state_of(source: Any, consumed: int, **options: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
 from shardloader.reading.decode import resolve
 from shardloader.reading.source import UNFINISHED_NAME
-from shardloader.writing.pack import pack_folder
+from shardloader.writing.write import write_shards
 from shardloader.writing.writer import ShardWriter
 
 CASES = Path(__file__).parents[1] / "cases" / "writers"
@@ -278,7 +278,7 @@ def test_a_tree_is_packed_by_key_in_byte_order(tmp_path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(base64.b64decode(item["b64"]))
     options = described["options"]
-    packed = pack_folder(
+    packed = write_shards(
         source, tmp_path / "out", pattern=options["pattern"], max_samples=options["maxcount"]
     )
     expected = described["expect"]
@@ -286,7 +286,7 @@ def test_a_tree_is_packed_by_key_in_byte_order(tmp_path: Path) -> None:
     assert [key for key, _ in back] == expected["keys_in_order"]
     fields = {key: list(found) for key, found in back}
     assert fields.items() >= expected["fields"].items()
-    assert [skipped.path for skipped in packed.plan.skipped] == expected["skipped"]
+    assert [skipped.path for skipped in packed.survey.skipped] == expected["skipped"]
     assert dict(back)["a/UP"]["txt"] == b"up"
     assert packed.manifest.counts.tolist() == [4, 4]
 

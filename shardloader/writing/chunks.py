@@ -1,0 +1,173 @@
+"""How do the samples of a part become bytes, ready to lie in a shard?
+
+A chunk is what follows one another in a part, encoded: bounded in memory, the same whoever makes
+it. What is needed to place it, its head, is apart from the bytes, which stay where they were made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shardloader.errors import SampleError
+from shardloader.writing.frames import Compression, compress
+from shardloader.writing.selection import Selection
+from shardloader.writing.sources.base import Refused, printable
+from shardloader.writing.tarring import TarredSample, tarred
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardloader.writing.sources.base import Part, Source
+
+CHUNK_BYTES = 16 << 20
+_WRITE_BYTES = 1 << 19
+_EVERYTHING = Selection()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How samples are made of what a source yields."""
+
+    selection: Selection = _EVERYTHING
+    compression: Compression | None = None
+    outline: bool = False
+    chunk_bytes: int = CHUNK_BYTES
+
+
+@dataclass(slots=True)
+class Frame:
+    """A compressed piece of a chunk: which of its samples, by number, and its sizes."""
+
+    samples: Sequence[int]
+    size_bytes: int
+    plain_bytes: int
+
+
+@dataclass(slots=True)
+class Head:
+    """What is to be known of a chunk to place it: a list entry for each sample.
+
+        `rows` are the samples' numbers in the part, `refused` what was no sample, with its row;
+    X
+    """
+
+    part: int
+    start: int
+    keys: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    refused: list[tuple[int, Refused]] = field(default_factory=list)
+    num_left_out: int = 0
+    frames: list[Frame] | None = None
+    members: list[TarredSample] | None = None  # of compressed samples, without their bytes
+    is_last: bool = False
+    num_bytes: int = 0
+    num_samples: int = 0
+
+
+class Chunk:
+    """A head with its bytes."""
+
+    def __init__(self, part: int, compression: Compression | None, start: int) -> None:
+        self.head = Head(part, start)
+        self.samples: list[TarredSample] = []
+        self.num_bytes = 0
+        self._compression = compression
+        self._frames: dict[tuple[int, ...], bytes] = {}
+
+    def add(self, sample: TarredSample, row: int) -> None:
+        """Append a sample."""
+        head = self.head
+        head.keys.append(sample.key)
+        head.sizes.append(sample.size_bytes)
+        head.rows.append(row)
+        self.samples.append(sample)
+        self.num_bytes += sample.size_bytes
+
+    def finish(self, *, is_last: bool) -> Chunk:
+        """Cut the frames, where there are any, and complete the head."""
+        head = self.head
+        head.is_last, head.num_samples = is_last, len(self.samples)
+        if self._compression is not None:
+            step = self._compression.frame_samples
+            count = len(self.samples)
+            groups = [range(at, min(at + step, count)) for at in range(0, count, step)]
+            head.frames = self.recut(groups)
+            head.members = [sample._replace(pieces=[]) for sample in self.samples]
+        return self
+
+    def recut(self, groups: Sequence[Sequence[int]]) -> list[Frame]:
+        """Make a frame of each group of samples."""
+        frames = []
+        for group in groups:
+            if group:
+                packed = self._packed(group)
+                plain_bytes = sum(self.samples[at].size_bytes for at in group)
+                frames.append(Frame(group, len(packed), plain_bytes))
+        return frames
+
+    def frame_bytes(self, frame: Frame) -> bytes:
+        """Give the bytes of a frame."""
+        return self._packed(frame.samples)
+
+    def _packed(self, group: Sequence[int]) -> bytes:
+        """Compress samples; what was compressed before is kept."""
+        name = tuple(group)
+        packed = self._frames.get(name)
+        if packed is None and self._compression is not None:
+            plain = b"".join(piece for at in group for piece in self.samples[at].pieces)
+            packed = self._frames[name] = compress(plain, self._compression.level)
+        if packed is None:
+            raise AssertionError("only compressed chunks have frames")
+        return packed
+
+    def plain_bytes(self, first: int, last: int) -> Iterator[bytes]:
+        """Yield the tar of the samples first to last-1, some of them at a time."""
+        pieces: list[bytes] = []
+        waiting = 0
+        for sample in self.samples[first:last]:
+            pieces += sample.pieces
+            waiting += sample.size_bytes
+            if waiting >= _WRITE_BYTES:
+                yield b"".join(pieces)
+                pieces, waiting = [], 0
+        yield b"".join(pieces)
+
+
+def chunks_of(source: Source, part: Part, recipe: Recipe, *, start: int = 0) -> Iterator[Chunk]:
+    """Yield the chunks of a part; at least one, which may be empty.
+
+    Where a chunk ends follows from the part, the recipe and where it starts; so with the `start`
+    of a chunk, a row, the same chunks come from there on.
+    """
+    chunk = Chunk(part.number, recipe.compression, start)
+    left = part.num_bytes
+    row = -1
+    for row, item in enumerate(source.read(part, outline=recipe.outline)):
+        if row < start:
+            continue
+        if isinstance(item, TarredSample):
+            chunk.add(item, row)
+        elif isinstance(item, Refused):
+            chunk.head.refused.append((row, item))
+        elif recipe.selection.is_all or recipe.selection.wants(str(item.get("__key__"))):
+            try:
+                chunk.add(tarred(item), row)
+            except SampleError as error:
+                key = printable(str(item.get("__key__", "")))
+                chunk.head.refused.append((row, Refused(key, source.where(part), str(error))))
+        else:
+            chunk.head.num_left_out += 1
+        if chunk.num_bytes >= recipe.chunk_bytes and _is_at_frame_end(chunk, recipe):
+            chunk.head.num_bytes = min(left, chunk.num_bytes)
+            left -= chunk.head.num_bytes
+            yield chunk.finish(is_last=False)
+            chunk = Chunk(part.number, recipe.compression, row + 1)
+    chunk.head.num_bytes = left
+    yield chunk.finish(is_last=True)
+
+
+def _is_at_frame_end(chunk: Chunk, recipe: Recipe) -> bool:
+    compression = recipe.compression
+    return compression is None or len(chunk.samples) % compression.frame_samples == 0

@@ -1,0 +1,165 @@
+"""How is a shard filled by several, who write at places that were decided before?
+
+`Filling` is what whoever decides keeps of a shard: what its index needs where that can't be seen in
+the file. `Filler` is what each of those who write has: a few open files. A shard that has all its
+bytes is sealed by one of them, which reads it once more, for its digest and its index.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import xxhash
+
+from shardloader.errors import WorldError
+from shardloader.format.index import SampleIndex
+from shardloader.format.tar_header import END_OF_ARCHIVE
+from shardloader.reading.store import map_file
+from shardloader.writing.frames import seek_table
+from shardloader.writing.shard_file import Contents, FinishedShard, Sealed, naming
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from shardloader.writing.chunks import Chunk, Head, Recipe
+    from shardloader.writing.layout import Closed, Run
+    from shardloader.writing.pattern import ShardPattern
+    from shardloader.writing.sources.base import Source
+    from shardloader.writing.spill import Spill
+
+_OPEN_FILES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shop:
+    """What everybody who works on a write knows."""
+
+    source: Source
+    recipe: Recipe
+    folder: Path
+    pattern: ShardPattern
+    spill: Spill | None = None
+
+
+class Framed(NamedTuple):
+    """What can't be seen in a compressed shard: its frames' sizes, and its index."""
+
+    frames: list[tuple[int, int]]
+    index_bytes: bytes
+    index_digest: str
+
+
+class Seal(NamedTuple):
+    """What is to be known to seal a shard whose bytes are there."""
+
+    shard: int
+    name: str
+    size_bytes: int
+    num_samples: int
+    framed: Framed | None
+
+
+@dataclass(slots=True)
+class Filling:
+    """A shard that is being filled: chunks not yet written, and what its index needs."""
+
+    waiting: set[tuple[int, int]] = field(default_factory=set)
+    closed: Closed | None = None
+    contents: Contents = field(default_factory=Contents)
+    frames: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self, head: Head, run: Run) -> None:
+        """Note that a run of a chunk lies in it."""
+        if run.frame is None or head.members is None:
+            return
+        self.frames.append((run.frame.size_bytes, run.frame.plain_bytes))
+        for at in run.frame.samples:
+            self.contents.add(head.members[at])
+
+    def seal(self, shop: Shop, closed: Closed) -> Seal:
+        """Give what is needed to seal it."""
+        framed = None
+        if shop.recipe.compression is not None:
+            index = replace(self.contents.index(), compressed_bytes=closed.size_bytes)
+            framed = Framed(self.frames, index.to_bytes(), index.digest)
+        name = shop.pattern.name(closed.shard)
+        return Seal(closed.shard, name, closed.size_bytes, closed.num_samples, framed)
+
+
+class Filler:
+    """Writes chunks to shards in a folder, and seals them; may be one of many."""
+
+    def __init__(self, shop: Shop) -> None:
+        self._shop = shop
+        self._files: dict[str, int] = {}
+
+    def write(self, chunk: Chunk, runs: Sequence[Run]) -> None:
+        """Write the samples of a chunk to where its runs say."""
+        for run in runs:
+            name = self._shop.pattern.name(run.shard)
+            offset = run.offset
+            with naming(self._path(name)):
+                handle = self._opened(name)
+                if run.frame is not None:
+                    _write_at(handle, chunk.frame_bytes(run.frame), offset)
+                    continue
+                for data in chunk.plain_bytes(run.first, run.last):
+                    _write_at(handle, data, offset)
+                    offset += len(data)
+
+    def seal(self, seal: Seal) -> Sealed:
+        """End a shard, bring it to disk, and index it."""
+        path = self._path(seal.name)
+        end = END_OF_ARCHIVE
+        compression = self._shop.recipe.compression
+        if seal.framed is not None and compression is not None:
+            table = seek_table([*seal.framed.frames, (len(compression.end), len(end))])
+            end = compression.end + table
+        with naming(path):
+            handle = self._opened(seal.name)
+            _write_at(handle, end, seal.size_bytes - len(end))
+            os.fsync(handle)
+        data = map_file(path)
+        if seal.framed is not None:
+            index, digest = seal.framed.index_bytes, seal.framed.index_digest
+        else:
+            found, _ = SampleIndex.build(data, shard=str(path))
+            index, digest = found.to_bytes(), found.digest
+            if found.num_samples != seal.num_samples or len(data) != seal.size_bytes:
+                raise WorldError(f"{path}: what lies on the disk is not what was written to it")
+        finished = FinishedShard(
+            name=seal.name,
+            size_bytes=seal.size_bytes,
+            num_samples=seal.num_samples,
+            index_digest=digest,
+            content_digest=xxhash.xxh3_128_hexdigest(data),
+        )
+        return Sealed(finished=finished, partial=path, index=index)
+
+    def close(self) -> None:
+        """Close all files."""
+        for handle in self._files.values():
+            os.close(handle)
+        self._files = {}
+
+    def _path(self, name: str) -> Path:
+        return self._shop.folder / name
+
+    def _opened(self, name: str) -> int:
+        handle = self._files.get(name)
+        if handle is None:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            handle = self._files[name] = os.open(self._path(name), flags, 0o666)
+            while len(self._files) > _OPEN_FILES:
+                os.close(self._files.pop(next(iter(self._files))))
+        return handle
+
+
+def _write_at(handle: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(handle, view, offset)
+        view, offset = view[written:], offset + written

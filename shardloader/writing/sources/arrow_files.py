@@ -1,0 +1,355 @@
+"""How are the rows of Parquet and Arrow files read as samples, and Hugging Face's saved datasets?
+
+Read through pyarrow, an extra. A Parquet file is cut into its row groups and an Arrow file into
+stretches of its record batches; a folder that `datasets` saved is its Arrow files in the order of
+`state.json`. A row's key is a column of it, or the file's name and the row's number from 0.
+Without chosen fields:
+
+| column                                  | field                                             |
+|-----------------------------------------|---------------------------------------------------|
+| image (a struct of `bytes` and `path`)  | what the bytes are (`jpg`, `png`, ...); `NAME.jpg` |
+|                                         | if there are several images                       |
+| binary                                  | `NAME.bin`                                        |
+| all others                              | one `json` of them, dates as ISO texts            |
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardloader.errors import MissingExtraError, UsageError, WorldError
+from shardloader.writing.sources.base import PART_BYTES, Part, Refused, Survey
+from shardloader.writing.sources.files import (
+    InputFile,
+    count,
+    find_files,
+    is_remote,
+    opened,
+    suffix_of,
+)
+from shardloader.writing.sources.mapping import Choice, key_of, value_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardloader.writing.sources.base import Sample
+
+PARQUET = (".parquet",)
+ARROW = (".arrow", ".feather")
+SUFFIXES = (*PARQUET, *ARROW)
+SAVED_STATE = "state.json"
+_BATCH_BYTES = 8 << 20
+
+_IMAGES: tuple[tuple[bytes, str], ...] = (
+    (b"\xff\xd8\xff", "jpg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"GIF8", "gif"),
+    (b"BM", "bmp"),
+    (b"II*\0", "tiff"),
+    (b"MM\0*", "tiff"),
+)
+
+
+class _Rows(NamedTuple):
+    """Pieces `start` to `stop` of a file (row groups or batches); the first row's number."""
+
+    file: int
+    start: int
+    stop: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Columns:
+    """How a table's columns are used where no fields were chosen."""
+
+    images: tuple[str, ...]
+    binaries: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+class ArrowRows:
+    """Parquet or Arrow files, or a dataset that `datasets` saved to disk."""
+
+    def __init__(self, words: Sequence[str], *, choice: Choice | None = None) -> None:
+        self._choice = choice or Choice()
+        found = find_files(words)
+        self._files = _in_saved_order([f for f in found if suffix_of(f.name, SUFFIXES)], found)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The options that decide what is read."""
+        return {"kind": "arrow", "choice": self._choice.about}
+
+    @property
+    def beside(self) -> dict[str, bytes]:
+        """Nothing."""
+        return {}
+
+    def survey(self) -> Survey:
+        """Look at the files' sizes."""
+        survey = Survey()
+        count(survey, self._files)
+        return survey
+
+    def parts(self) -> Iterator[Part]:
+        """Cut Parquet files into row groups, Arrow files into stretches of batches."""
+        number = 0
+        for at, file in enumerate(self._files):
+            cut = _cut_parquet if suffix_of(file.name, PARQUET) else _cut_arrow
+            for what, num_bytes in cut(file, at):
+                yield Part(number, num_bytes, what)
+                number += 1
+
+    def where(self, part: Part) -> str:
+        """Say which file or folder a part is of."""
+        location: str = self._files[part.what.file].location
+        return location
+
+    def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
+        """Yield a sample for each row."""
+        del outline
+        what: _Rows = part.what
+        file = self._files[what.file]
+        number = what.row
+        for batch in _batches(file, what, self._choice):
+            used = _use_of(batch.schema)
+            arrays = _array_types(batch.schema, self._choice)
+            for row in batch.to_pylist():
+                yield self._sample(file, number, row, used, arrays)
+                number += 1
+
+    def _sample(
+        self,
+        file: InputFile,
+        number: int,
+        row: dict[str, Any],
+        used: _Columns,
+        arrays: dict[str, Any],
+    ) -> Sample | Refused:
+        where = f"{file.location}, row {number}"
+        key = f"{file.stem}/{number:09d}"
+        if self._choice.key is not None:
+            if row[self._choice.key] is None:
+                return Refused("", where, f"the row has no {self._choice.key!r}, which is the key")
+            key = key_of(row[self._choice.key])
+        for image in used.images:
+            found = row.get(image)
+            if found is not None:
+                row[image] = found["bytes"]
+                if found["bytes"] is None:
+                    return Refused(str(key), where, f"the image {image!r} is not in the file")
+        if not self._choice.pairs:
+            return {"__key__": key, **_default_fields(row, used)}
+        return {"__key__": key, **_chosen_fields(row, self._choice, arrays)}
+
+
+def _chosen_fields(row: dict[str, Any], choice: Choice, arrays: dict[str, Any]) -> dict[str, Any]:
+    fields = {}
+    for name, column in choice.pairs:
+        value = row.get(column)
+        ending = name.rpartition(".")[2]
+        if value is None:
+            continue
+        if ending in {"json", "jsn"}:
+            fields[name] = _plain(value)
+        elif ending == "npy" and column in arrays:
+            fields[name] = _array(value, arrays[column])
+        else:
+            fields[name] = value_for(name, value)
+    return fields
+
+
+def _default_fields(row: dict[str, Any], used: _Columns) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for column in used.images:
+        if row[column] is not None:
+            kind = _image_kind(row[column])
+            fields[kind if len(used.images) == 1 else f"{column.lower()}.{kind}"] = row[column]
+    for column in used.binaries:
+        if row[column] is not None:
+            fields[f"{column.lower()}.bin"] = row[column]
+    if used.others:
+        fields["json"] = {column: _plain(row[column]) for column in used.others}
+    return fields
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can say for a value of Arrow's."""
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return value
+
+
+def _array(value: Any, dtype: Any) -> Any:
+    try:
+        return np.asarray(value, dtype=dtype)
+    except (TypeError, ValueError):
+        return value  # ragged or with nulls: the encoder refuses it with key and field
+
+
+def _image_kind(data: bytes) -> str:
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "webp"
+    return next((kind for magic, kind in _IMAGES if data.startswith(magic)), "img")
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError(
+            "Parquet and Arrow files are read with pyarrow, which is not installed: "
+            "pip install 'shardloader[arrow]'"
+        ) from error
+    return pa
+
+
+@contextmanager
+def _handle(file: InputFile) -> Iterator[Any]:
+    """Open a file as Arrow does: mapped if it is local. Its errors name the file."""
+    pa = _arrow()
+    try:
+        if is_remote(file.location):
+            with opened(file.location) as remote:
+                yield pa.PythonFile(remote, mode="r")
+        else:
+            with pa.memory_map(file.location) as mapped:
+                yield mapped
+    except (pa.ArrowException, OSError) as error:
+        raise WorldError(f"{file.location}: the file can't be read: {error}") from error
+
+
+def _cut_parquet(file: InputFile, at: int) -> Iterator[tuple[_Rows, int]]:
+    pa = _arrow()
+    with _handle(file) as handle:
+        about = pa.parquet.ParquetFile(handle).metadata
+        groups = [about.row_group(group) for group in range(about.num_row_groups)]
+        sizes = [(group.num_rows, group.total_byte_size) for group in groups]
+    row = 0
+    for group, (num_rows, _) in enumerate(sizes):
+        yield _Rows(at, group, group + 1, row), file.size // len(sizes)
+        row += num_rows
+
+
+def _cut_arrow(file: InputFile, at: int) -> Iterator[tuple[_Rows, int]]:
+    start, row, rows, total = 0, 0, 0, 0
+    stop = 0
+    with _handle(file) as handle:
+        for stop, batch in enumerate(_stored_batches(handle), start=1):
+            rows += batch.num_rows
+            total += batch.nbytes
+            if total >= PART_BYTES:
+                yield _Rows(at, start, stop, row), total
+                start, row, rows, total = stop, row + rows, 0, 0
+    if rows:
+        yield _Rows(at, start, stop, row), total
+
+
+def _batches(file: InputFile, what: _Rows, choice: Choice) -> Iterator[Any]:
+    """Yield a part's rows in batches of a bounded size."""
+    pa = _arrow()
+    wanted = list(choice.columns) if choice.pairs else None
+    with _handle(file) as handle:
+        if suffix_of(file.name, PARQUET):
+            parquet = pa.parquet.ParquetFile(handle, pre_buffer=False)
+            choice.check_columns(parquet.schema_arrow.names, where=file.location)
+            group = parquet.metadata.row_group(what.start)
+            a_row = max(1, group.total_byte_size // max(1, group.num_rows))
+            yield from parquet.iter_batches(
+                batch_size=max(1, min(4096, _BATCH_BYTES // a_row)),
+                row_groups=[what.start],
+                columns=wanted,
+                use_threads=False,
+            )
+            return
+        for number, batch in enumerate(_stored_batches(handle)):
+            if number >= what.stop:
+                return
+            if number < what.start:
+                continue
+            choice.check_columns(batch.schema.names, where=file.location)
+            chosen = batch if wanted is None else batch.select(wanted)
+            step = max(1, _BATCH_BYTES * max(1, chosen.num_rows) // max(1, chosen.nbytes))
+            for first in range(0, chosen.num_rows, step):
+                yield chosen.slice(first, step)
+
+
+def _stored_batches(handle: Any) -> Iterator[Any]:
+    """Yield the record batches of an Arrow file, in its random-access or its stream format."""
+    pa = _arrow()
+    try:
+        reader = pa.ipc.open_file(handle)
+    except pa.ArrowInvalid:
+        handle.seek(0)
+        yield from pa.ipc.open_stream(handle)
+        return
+    for number in range(reader.num_record_batches):
+        yield reader.get_batch(number)
+
+
+def _use_of(schema: Any) -> _Columns:
+    pa = _arrow()
+    images, binaries, others = [], [], []
+    for field in schema:
+        kind = field.type
+        if pa.types.is_struct(kind) and {f.name for f in kind} == {"bytes", "path"}:
+            images.append(field.name)
+        elif (
+            pa.types.is_binary(kind)
+            or pa.types.is_large_binary(kind)
+            or pa.types.is_fixed_size_binary(kind)
+        ):
+            binaries.append(field.name)
+        else:
+            others.append(field.name)
+    return _Columns(images=tuple(images), binaries=tuple(binaries), others=tuple(others))
+
+
+def _array_types(schema: Any, choice: Choice) -> dict[str, Any]:
+    """Give the dtype of each list column that becomes an npy, so that float32 stays float32."""
+    pa = _arrow()
+    dtypes: dict[str, Any] = {}
+    for field, column in choice.pairs:
+        kind = schema.field(column).type
+        depth = 0
+        while pa.types.is_list(kind) or pa.types.is_large_list(kind) or _is_fixed_list(pa, kind):
+            kind, depth = kind.value_type, depth + 1
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        if depth and field.rpartition(".")[2] == "npy" and (is_number or pa.types.is_boolean(kind)):
+            dtypes[column] = kind.to_pandas_dtype()
+    return dtypes
+
+
+def _is_fixed_list(pa: Any, kind: Any) -> bool:
+    return bool(pa.types.is_fixed_size_list(kind))
+
+
+def _in_saved_order(files: list[InputFile], found: list[InputFile]) -> list[InputFile]:
+    """Put the files of a folder that `datasets` saved into the order that it says."""
+    state = next((file for file in found if file.name == SAVED_STATE), None)
+    if state is None:
+        if any(file.name == "dataset_dict.json" for file in found):
+            raise UsageError("this folder holds several splits, as `datasets` saved them: give one")
+        return files
+    with opened(state.location) as handle:
+        listed = [entry["filename"] for entry in json.load(handle)["_data_files"]]
+    by_name = {file.name: file for file in files}
+    missing = [name for name in listed if name not in by_name]
+    if missing:
+        raise UsageError(f"{state.location} lists {missing[0]!r}, which is not there")
+    return [by_name[name] for name in listed]

@@ -1,0 +1,112 @@
+"""How are the rows of CSV files read as samples?
+
+The first line names the columns; values are texts. A file is read by one worker, since only its
+start tells which quotes are open. A row's key is a column of it, or the file's name and the row's
+number from 0. Without chosen fields the whole row becomes the field `json`. A row with more or
+fewer values than there are columns is refused. `.tsv` files are separated by tabs.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any
+
+from shardloader.errors import UsageError
+from shardloader.writing.sources.base import Part, Refused, Survey
+from shardloader.writing.sources.files import InputFile, count, find_files, opened, suffix_of
+from shardloader.writing.sources.mapping import Choice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardloader.writing.sources.base import Sample
+
+SUFFIXES = (".csv", ".tsv")
+_LONGEST_VALUE = 2**31 - 1
+
+
+class CsvRows:
+    """Files of rows under a line of column names, in UTF-8."""
+
+    def __init__(self, words: Sequence[str], *, choice: Choice | None = None) -> None:
+        self._choice = choice or Choice()
+        self._files = [f for f in find_files(words) if suffix_of(f.name, SUFFIXES)]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The options that decide what is read."""
+        return {"kind": "csv", "choice": self._choice.about}
+
+    @property
+    def beside(self) -> dict[str, bytes]:
+        """Nothing."""
+        return {}
+
+    def survey(self) -> Survey:
+        """Look at the files' sizes."""
+        survey = Survey()
+        count(survey, self._files)
+        return survey
+
+    def parts(self) -> Iterator[Part]:
+        """Give each file as one part."""
+        for number, file in enumerate(self._files):
+            yield Part(number, file.size, file)
+
+    def where(self, part: Part) -> str:
+        """Say which file or folder a part is of."""
+        location: str = part.what.location
+        return location
+
+    def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
+        """Yield a sample for each row."""
+        del outline
+        file: InputFile = part.what
+        delimiter = "\t" if file.name.lower().endswith(".tsv") else ","
+        with opened(file.location) as handle:
+            text = io.TextIOWrapper(
+                handle, encoding="utf-8-sig", errors="surrogateescape", newline=""
+            )
+            limit = csv.field_size_limit(_LONGEST_VALUE)  # of the whole process, so put back
+            try:
+                yield from self._rows(file, csv.reader(text, delimiter=delimiter, strict=True))
+            finally:
+                csv.field_size_limit(limit)
+
+    def _rows(self, file: InputFile, reader: Any) -> Iterator[Sample | Refused]:
+        names = next(reader, None)
+        if names is None:
+            return
+        if len(set(names)) != len(names):
+            raise UsageError(f"{file.location}: the first line names a column twice: {names}")
+        self._choice.check_columns(names, where=file.location)
+        number = -1
+        while True:
+            number += 1
+            try:
+                values = next(reader, None)
+            except csv.Error as error:
+                yield Refused("", _where(file, number, reader), f"the row is not CSV: {error}")
+                continue
+            if values is None:
+                return
+            if not values:  # a blank line
+                continue
+            if len(values) != len(names):
+                yield Refused(
+                    "",
+                    _where(file, number, reader),
+                    f"the row has {len(values)} values, and there are {len(names)} columns",
+                )
+                continue
+            yield self._sample(file, number, dict(zip(names, values, strict=True)))
+
+    def _sample(self, file: InputFile, number: int, row: dict[str, str]) -> Sample:
+        key = f"{file.stem}/{number:09d}" if self._choice.key is None else row[self._choice.key]
+        fields: dict[str, Any] = self._choice.of_row(row) if self._choice.pairs else {"json": row}
+        return {"__key__": key, **fields}
+
+
+def _where(file: InputFile, number: int, reader: Any) -> str:
+    return f"{file.location}, row {number + 1} (line {reader.line_num})"

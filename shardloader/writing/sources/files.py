@@ -1,0 +1,150 @@
+"""Which files does a word mean, and how are they opened?
+
+A local path is never parsed as a URL; what holds "://" goes through fsspec, whatever the store.
+Files below a folder come sorted by the bytes of their names.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+
+from shardloader.errors import UsageError, WorldError
+from shardloader.reading.patterns import expand, local_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardloader.writing.sources.base import Survey
+
+
+class InputFile(NamedTuple):
+    """A file to read: where it is, what it is called below the word it was found by."""
+
+    location: str
+    name: str
+    size: int
+    stamp: str
+
+    @property
+    def stem(self) -> str:
+        """The name without its suffixes, for keys; a folder's dots stay."""
+        folder, slash, base = self.name.rpartition("/")
+        return f"{folder}{slash}{base.partition('.')[0] or base.replace('.', '_')}"
+
+
+def is_remote(word: str) -> bool:
+    """Whether a word is a URL of a store."""
+    return "://" in word and not word.startswith("file://")
+
+
+def find_files(words: Sequence[str]) -> list[InputFile]:
+    """List the files that words mean: files, brace patterns, and folders with what is below them.
+
+    Hidden names are left out. Raises UsageError for a word that means nothing.
+    """
+    found: list[InputFile] = []
+    for word in words:
+        files = _remote(word) if is_remote(word) else _local(word)
+        if not files:
+            raise UsageError(
+                f"there is nothing to read at {word!r}: no such file, or an empty folder"
+            )
+        found += files
+    return found
+
+
+def suffix_of(name: str, suffixes: Sequence[str]) -> str:
+    """Return the longest of some suffixes that a name ends in, or ""."""
+    lower = name.lower()
+    return max((s for s in suffixes if lower.endswith(s)), key=len, default="")
+
+
+@contextmanager
+def opened(location: str) -> Iterator[IO[bytes]]:
+    """Open a file for reading bytes, and turn the system's errors into ones that name it."""
+    try:
+        with _open(location) as handle:
+            yield handle
+    except OSError as error:
+        raise WorldError(
+            f"{location}: the file can't be read: {error.strerror or error}"
+        ) from error
+
+
+def _open(location: str) -> IO[bytes]:
+    if not is_remote(location):
+        return Path(location).open("rb")
+    import fsspec
+
+    return cast("IO[bytes]", fsspec.open(location, "rb").open())
+
+
+def count(survey: Survey, files: Sequence[InputFile]) -> None:
+    """Take files into a survey."""
+    for file in files:
+        survey.saw(file.location, file.size, file.stamp)
+
+
+def _local(word: str) -> list[InputFile]:
+    if Path(word).exists():
+        return list(_below(word)) if Path(word).is_dir() else [_file(word, Path(word).name)]
+    paths = [local_path(path) for path in expand(word)]
+    missing = [path for path in paths if not Path(path).exists()]
+    if missing:
+        raise UsageError(f"there is no {missing[0]!r}")
+    return [
+        file
+        for path in paths
+        for file in (_below(path) if Path(path).is_dir() else [_file(path, Path(path).name)])
+    ]
+
+
+def _file(path: str, name: str) -> InputFile:
+    status = Path(path).stat()
+    return InputFile(str(Path(path).absolute()), name, status.st_size, str(status.st_mtime_ns))
+
+
+def _below(folder: str) -> Iterator[InputFile]:
+    names: list[str] = []
+    for place, folders, files in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        prefix = os.path.relpath(place, folder)
+        prefix = "" if prefix == "." else f"{prefix}/"
+        names += [f"{prefix}{name}" for name in files if not name.startswith(".")]
+    for name in sorted(names, key=os.fsencode):
+        if (Path(folder) / name).is_file():
+            yield _file(f"{folder}/{name}", name)
+
+
+def _raise(error: OSError) -> None:
+    raise WorldError(
+        f"the folder {error.filename!r} can't be read: {error.strerror or error}"
+    ) from error
+
+
+def _remote(word: str) -> list[InputFile]:
+    import fsspec
+
+    try:
+        store, path = fsspec.core.url_to_fs(word)
+        found: dict[str, dict[str, Any]] = store.find(path, detail=True)
+        if not found:  # a store that lists nothing, a web server say, knows single files
+            found = {path: store.info(path)}
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise WorldError(f"{word}: can't be listed: {error.strerror or error}") from error
+    root = path.rstrip("/")
+    files = []
+    for place, about in sorted(found.items(), key=lambda item: item[0].encode()):
+        name = place[len(root) :].lstrip("/") or place.rpartition("/")[2]
+        if any(part.startswith(".") for part in name.split("/")):
+            continue
+        stamp = about.get("ETag") or about.get("etag") or about.get("mtime") or about.get("created")
+        files.append(
+            InputFile(store.unstrip_protocol(place), name, int(about.get("size") or 0), str(stamp))
+        )
+    return files

@@ -1,0 +1,344 @@
+"""Which files of a folder tree make which samples?
+
+A file's key and field are those of its path below the source (`a/001.seg.png`: key `a/001`, field
+`seg.png`; `UP.JPG`: field `jpg`), as any reader of the shards will find them. The tree is walked
+folder by folder in the byte order of the keys, whatever the file system's order or the locale, and
+memory holds one folder's names at a time. What can't be packed is listed with its reason, never
+dropped in silence. With `classes` the folders at the top are classes, as torchvision's ImageFolder
+has them, and each sample gets a field `cls`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from shardloader.errors import UsageError, WorldError
+from shardloader.format.samples import is_reserved, split_name
+from shardloader.writing.encode import field_layout, key_problem
+from shardloader.writing.sources.base import (
+    PART_BYTES,
+    PART_SAMPLES,
+    Part,
+    Refused,
+    Sample,
+    Skipped,
+    Survey,
+    printable,
+)
+from shardloader.writing.sources.mapping import Choice
+
+Kind: TypeAlias = Literal["file", "folder", "empty folder", "hidden", "symlink", "special file"]
+CLASS_MAP_NAME = "classes.json"
+
+
+class Entry(NamedTuple):
+    """Something found in a folder; `path` is relative to the source, with "/" after a folder."""
+
+    path: str
+    kind: Kind
+    size: int = 0
+    changed: int = 0
+
+
+class TreeFile(NamedTuple):
+    """A file that becomes a field; `path` is relative to the source."""
+
+    field: str
+    path: str
+    size: int
+    changed: int
+
+
+class TreeSample(NamedTuple):
+    """A key and the files that become its fields, in byte order of the fields."""
+
+    key: str
+    files: tuple[TreeFile, ...]
+
+
+@dataclass(slots=True)
+class Arranged:
+    """What becomes of a folder's entries: samples and folders by key, and what is left out."""
+
+    places: list[tuple[str, TreeSample | None]] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    num_not_included: int = 0
+
+
+class FolderTree:
+    """A folder whose files are fields."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        include: Sequence[str] = ("*",),
+        choice: Choice | None = None,
+        classes: Mapping[str, int] | Literal["by name"] | None = None,
+    ) -> None:
+        self.folder = Path(folder).absolute()
+        self._include = tuple(include)
+        self._included = _matcher(include)
+        self._choice = choice or Choice()
+        if self._choice.key is not None:
+            raise UsageError("a folder's samples have their paths as keys: give no key column")
+        self._asked_classes = classes
+        self._classes: dict[str, int] | None = None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The options that decide what is read."""
+        return {
+            "kind": "classes" if self._asked_classes is not None else "folder",
+            "folder": printable(str(self.folder.absolute())),
+            "include": list(self._include),
+            "choice": self._choice.about,
+            "classes": self.class_map,
+        }
+
+    @property
+    def class_map(self) -> dict[str, int] | None:
+        """The number of each class, where the folders at the top are classes."""
+        if self._asked_classes is None:
+            return None
+        if self._classes is None:
+            self._classes = self._numbered()
+        return self._classes
+
+    @property
+    def beside(self) -> dict[str, bytes]:
+        """The class map, where there is one."""
+        classes = self.class_map
+        if classes is None:
+            return {}
+        return {CLASS_MAP_NAME: (json.dumps(classes, indent=1) + "\n").encode("ascii")}
+
+    def survey(self) -> Survey:
+        """Walk the tree without reading a file."""
+        survey = Survey()
+        num_samples = 0
+        for found in self._walk():
+            if isinstance(found, TreeSample):
+                num_samples += 1
+                for file in found.files:
+                    survey.saw(file.path, file.size, file.changed)
+            else:
+                survey.skipped += found.skipped
+                survey.num_not_included += found.num_not_included
+        survey.skipped.sort()
+        if not num_samples:
+            raise UsageError(
+                f"nothing to pack: no file below {str(self.folder)!r} makes a sample "
+                f"({len(survey.skipped)} paths skipped, {survey.num_not_included} files not "
+                "included)"
+            )
+        return survey
+
+    def parts(self) -> Iterator[Part]:
+        """Cut the tree into stretches of samples."""
+        number, total, samples = 0, 0, list[TreeSample]()
+        for found in self._walk():
+            if not isinstance(found, TreeSample):
+                continue
+            samples.append(found)
+            total += sum(file.size for file in found.files)
+            if total >= PART_BYTES or len(samples) >= PART_SAMPLES:
+                yield Part(number, total, tuple(samples))
+                number, total, samples = number + 1, 0, []
+        if samples:
+            yield Part(number, total, tuple(samples))
+
+    def where(self, part: Part) -> str:
+        """Say which file or folder a part is of."""
+        del part
+        return str(self.folder)
+
+    def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
+        """Yield the samples of a part; an outline reads no file."""
+        pairs = self._choice.pairs
+        for key, files in part.what:
+            sample: dict[str, Any] = {"__key__": key}
+            found = {file.field: file for file in files}
+            for name, taken in pairs or [(file.field, file.field) for file in files]:
+                file = found.get(taken)
+                if file is not None:
+                    sample[name] = bytes(file.size) if outline else _contents(self.folder, file)
+            if self.class_map is not None:
+                sample["cls"] = self.class_map[key.partition("/")[0]]
+            yield sample
+
+    def _walk(self) -> Iterator[TreeSample | Arranged]:
+        """Yield the samples by key, and before those of a folder what was left out of it."""
+        if not self.folder.is_dir():
+            raise UsageError(f"the source is a folder, and {str(self.folder)!r} is none")
+        waiting: list[Iterator[tuple[str, TreeSample | None]]] = [iter([("", None)])]
+        while waiting:
+            place = next(waiting[-1], None)
+            if place is None:
+                waiting.pop()
+                continue
+            path, sample = place
+            if sample is not None:
+                yield sample
+                continue
+            arranged = self._arranged(path)
+            yield arranged
+            waiting.append(iter(arranged.places))
+
+    def _arranged(self, prefix: str) -> Arranged:
+        entries = scan_folder(self.folder, prefix)
+        return arrange(prefix, entries, included=self._included, classes=self.class_map)
+
+    def _numbered(self) -> dict[str, int]:
+        """Number the classes: as given, or in byte order of the folders' names."""
+        if isinstance(self._asked_classes, Mapping):
+            return dict(self._asked_classes)
+        entries = scan_folder(self.folder, "")
+        names = sorted(entry.path[:-1] for entry in entries if entry.kind == "folder")
+        return {name: number for number, name in enumerate(names)}
+
+
+def scan_folder(root: Path, prefix: str) -> list[Entry]:
+    """List a folder of the tree; links are not followed, and a hidden folder is one entry.
+
+    Raises UsageError if the root is no folder, WorldError for a folder that can't be read.
+    """
+    try:
+        with os.scandir(root / prefix) as found:
+            return [_entry(prefix, item) for item in found]
+    except NotADirectoryError:
+        raise UsageError(f"the source is a folder, and {str(root)!r} is none") from None
+    except OSError as error:
+        raise WorldError(
+            f"the folder {str(root / prefix)!r} can't be read: {error.strerror or error}"
+        ) from error
+
+
+def arrange(
+    prefix: str,
+    entries: Sequence[Entry],
+    *,
+    included: Callable[[str], bool],
+    classes: Mapping[str, int] | None = None,
+) -> Arranged:
+    """Decide what becomes of a folder's entries; does not look at the file system.
+
+    Of files whose names differ only in the case of their extension, the first in byte order is
+    packed and the others are listed as skipped.
+    """
+    arranged = Arranged()
+    groups: dict[str, dict[str, TreeFile]] = {}
+    if prefix and not entries:
+        arranged.skipped.append(Skipped(printable(prefix), "empty folder"))
+    for entry in sorted(entries):  # str sorts by code point, which is UTF-8's byte order
+        if entry.kind == "file" and not included(entry.path):
+            arranged.num_not_included += 1
+            continue
+        reason = _reason(entry, classes)
+        if reason is None and entry.kind == "folder":
+            arranged.places.append((entry.path, None))
+        elif reason is None:
+            key, name = _split(entry.path)
+            files = groups.setdefault(key, {})
+            if name in files:
+                reason = f"{files[name].path!r} has the same key and field"
+            else:
+                files[name] = TreeFile(name, entry.path, entry.size, entry.changed)
+        if reason is not None:
+            arranged.skipped.append(Skipped(printable(entry.path), reason))
+    for key, files in groups.items():
+        arranged.places.append((key, TreeSample(key, tuple(sorted(files.values())))))
+    # a folder's path ends in "/", as all keys below it go on, so this is the order of all keys
+    arranged.places.sort(key=lambda place: place[0])
+    return arranged
+
+
+def _entry(prefix: str, item: os.DirEntry[str]) -> Entry:
+    """Describe what was found; a "folder" is one to go into."""
+    path = prefix + item.name
+    if item.is_symlink():
+        return Entry(path, "symlink")
+    is_folder = item.is_dir(follow_symlinks=False)
+    if item.name.startswith("."):
+        return Entry(f"{path}/" if is_folder else path, "hidden")
+    if is_folder:
+        return Entry(f"{path}/", "folder")
+    status = item.stat(follow_symlinks=False)
+    if not stat.S_ISREG(status.st_mode):
+        return Entry(path, "special file")
+    return Entry(path, "file", status.st_size, status.st_mtime_ns)
+
+
+def _reason(entry: Entry, classes: Mapping[str, int] | None) -> str | None:
+    """Return why an entry is not packed, or None."""
+    if entry.kind == "folder":
+        is_known = classes is None or "/" in entry.path[:-1] or entry.path[:-1] in classes
+        return None if is_known else "not in the class map"
+    if entry.kind != "file":
+        return entry.kind
+    if classes is not None and "/" not in entry.path:
+        return "in no class folder"
+    return _name_problem(entry.path, has_class=classes is not None)
+
+
+def _name_problem(path: str, *, has_class: bool) -> str | None:
+    """Return why a file's name gives no key and field, or None."""
+    parts = split_name(path)
+    if parts is None:
+        return "reserved name" if is_reserved(path) else "no extension"
+    key, name = parts
+    problem = key_problem(key)
+    if problem is not None:
+        return f"its name can't be a key: {problem}"
+    if has_class and name == "cls":
+        return "the class is the folder's"
+    try:
+        field_layout((name,))
+    except ValueError as error:
+        return f"its extension can't be a field: {error}"
+    return None
+
+
+def _split(path: str) -> tuple[str, str]:
+    parts = split_name(path)
+    if parts is None:
+        raise AssertionError("only names that split come here")
+    return parts
+
+
+def _matcher(include: Sequence[str]) -> Callable[[str], bool]:
+    if isinstance(include, str) or not all(isinstance(pattern, str) for pattern in include):
+        raise UsageError(f"include is a list of glob patterns such as ['*.jpg'], not {include!r}")
+    whole = [pattern for pattern in include if "/" in pattern]
+    names = [pattern for pattern in include if "/" not in pattern]
+
+    def included(path: str) -> bool:
+        name = path.rpartition("/")[2]
+        return any(fnmatchcase(name, pattern) for pattern in names) or any(
+            fnmatchcase(path, pattern) for pattern in whole
+        )
+
+    return included
+
+
+def _contents(folder: Path, file: TreeFile) -> bytes:
+    path = folder / file.path
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise WorldError(
+            f"the file {str(path)!r} can't be read: {error.strerror or error}"
+        ) from error
+    if len(data) != file.size:
+        raise WorldError(
+            f"the file {str(path)!r} had {file.size} bytes when it was planned and has {len(data)} "
+            "now: pack when nothing writes to the source"
+        )
+    return data

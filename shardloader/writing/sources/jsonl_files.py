@@ -1,0 +1,147 @@
+"""How are lines of JSON read as samples?
+
+A `.jsonl` file is cut at line ends into pieces that any worker may read; a compressed one (`.zst`,
+`.gz`) is read by one worker from its start. A row's key is a column of it, or the file's name and
+the line's number from 0. Without chosen fields the whole line becomes the field `json`, byte for
+byte. Blank lines are no samples. A line that is no JSON object is refused with its number.
+"""
+
+from __future__ import annotations
+
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from shardloader.writing.sources.base import PART_BYTES, Part, Refused, Survey
+from shardloader.writing.sources.files import InputFile, count, find_files, opened, suffix_of
+from shardloader.writing.sources.mapping import Choice, key_of
+from shardloader.writing.sources.unpacking import blocks, lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardloader.writing.sources.base import Sample
+
+PLAIN = (".jsonl", ".ndjson")
+COMPRESSED = (".jsonl.zst", ".jsonl.gz", ".ndjson.zst", ".ndjson.gz")
+SUFFIXES = (*PLAIN, *COMPRESSED)
+_BOM = b"\xef\xbb\xbf"
+_BLOCK_BYTES = 1 << 20
+_decode = msgspec.json.Decoder().decode
+
+
+class _Lines(NamedTuple):
+    """Bytes `start` to `stop` of a file: whole lines, the first of them with number `line`."""
+
+    file: int
+    start: int
+    stop: int | None
+    line: int
+
+
+class JsonLines:
+    """Files of JSON objects, one a line."""
+
+    def __init__(self, words: Sequence[str], *, choice: Choice | None = None) -> None:
+        self._choice = choice or Choice()
+        self._files = [f for f in find_files(words) if suffix_of(f.name, SUFFIXES)]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The options that decide what is read."""
+        return {"kind": "jsonl", "choice": self._choice.about}
+
+    @property
+    def beside(self) -> dict[str, bytes]:
+        """Nothing."""
+        return {}
+
+    def survey(self) -> Survey:
+        """Look at the files' sizes."""
+        survey = Survey()
+        count(survey, self._files)
+        return survey
+
+    def parts(self) -> Iterator[Part]:
+        """Cut the files at ends of lines, counting the lines on the way."""
+        number = 0
+        for at, file in enumerate(self._files):
+            if suffix_of(file.name, COMPRESSED):
+                yield Part(number, file.size, _Lines(at, 0, None, 0))
+                number += 1
+                continue
+            for piece in _cut(file, at):
+                yield Part(number, (piece.stop or 0) - piece.start, piece)
+                number += 1
+
+    def where(self, part: Part) -> str:
+        """Say which file or folder a part is of."""
+        location: str = self._files[part.what.file].location
+        return location
+
+    def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
+        """Yield a sample for each line."""
+        del outline  # what a line becomes is known when it is read
+        what: _Lines = part.what
+        file = self._files[what.file]
+        with opened(file.location) as handle:
+            if what.stop is None:
+                found = lines(blocks(handle, name=file.location))
+            else:
+                found = _lines_between(handle, what.start, what.stop)
+            for number, line in enumerate(found, start=what.line):
+                item = self._item(file, number, line)
+                if item is not None:
+                    yield item
+
+    def _item(self, file: InputFile, number: int, line: bytes) -> Sample | Refused | None:
+        text = (line[len(_BOM) :] if number == 0 and line.startswith(_BOM) else line).strip()
+        if not text:
+            return None
+        where = f"{file.location}, line {number + 1}"
+        try:
+            row = _decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return Refused("", where, f"the line is not JSON: {error}")
+        if not isinstance(row, dict):
+            return Refused(
+                "", where, f"a row is a JSON object, and this one is {type(row).__name__}"
+            )
+        key = f"{file.stem}/{number:09d}"
+        if self._choice.key is not None:
+            if row.get(self._choice.key) is None:
+                return Refused("", where, f"the row has no {self._choice.key!r}, which is the key")
+            key = key_of(row[self._choice.key])
+        fields = self._choice.of_row(row) if self._choice.pairs else {"json": text}
+        return {"__key__": key, **fields}
+
+
+def _lines_between(handle: IO[bytes], start: int, stop: int) -> Iterator[bytes]:
+    handle.seek(start)
+    left = stop - start
+    pieces = []
+    while left and (piece := handle.read(left)):
+        pieces.append(piece)
+        left -= len(piece)
+    return lines(pieces)
+
+
+def _cut(file: InputFile, at: int) -> Iterator[_Lines]:
+    """Yield stretches of whole lines; reads the file ahead of those who will parse it."""
+    start, line, place, num_lines = 0, 0, 0, 0
+    with opened(file.location) as handle:
+        while True:
+            handle.seek(place)  # some stores give every reader the same open file
+            block = handle.read(_BLOCK_BYTES)
+            if not block:
+                break
+            cut = block.rfind(b"\n") + 1
+            num_lines += block.count(b"\n")
+            place += len(block)
+            if cut and place - start >= PART_BYTES:
+                stop = place - len(block) + cut
+                yield _Lines(at, start, stop, line)
+                start, line = stop, line + num_lines
+                num_lines = 0
+    if place > start:
+        yield _Lines(at, start, place, line)

@@ -1,0 +1,190 @@
+"""How are the samples of existing tar shards read, to be written anew?
+
+To make shards of another size, to merge, split, compress or take a part of them: whoever wrote
+them, with `.json` and `.parquet` files about them left out. A shard is mapped and its headers
+read; a compressed or remote one is first unpacked to a temporary file. Fields are taken as bytes,
+as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardloader.errors import ShardError, UsageError
+from shardloader.format.index import SampleIndex
+from shardloader.reading.store import map_file
+from shardloader.writing.sources.base import (
+    PART_BYTES,
+    PART_SAMPLES,
+    Part,
+    Refused,
+    Skipped,
+    Survey,
+    printable,
+)
+from shardloader.writing.sources.files import (
+    InputFile,
+    count,
+    find_files,
+    is_remote,
+    opened,
+    suffix_of,
+)
+from shardloader.writing.sources.mapping import Choice
+from shardloader.writing.sources.unpacking import blocks, is_compressed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardloader.writing.sources.base import Sample
+
+SUFFIXES = (".tar", ".tar.zst", ".tar.gz", ".tgz")
+OWN_FILES = (".index", "manifest.json")
+
+
+_log = logging.getLogger("shardloader")
+
+
+class _Stretch(NamedTuple):
+    """Samples `start` to `stop` of a file; all where `stop` is None; or why there are none."""
+
+    file: int
+    start: int
+    stop: int | None
+    problem: str = ""
+
+
+class TarShards:
+    """Tar shards that somebody wrote."""
+
+    def __init__(
+        self, words: Sequence[str], *, choice: Choice | None = None, prefix_keys: bool = False
+    ) -> None:
+        self._choice = choice or Choice()
+        if self._choice.key is not None:
+            raise UsageError("samples in shards have keys: give no key column")
+        self._prefix_keys = prefix_keys
+        found = find_files(words)
+        self._files = [file for file in found if suffix_of(file.name, SUFFIXES)]
+        self._others = [file for file in found if not suffix_of(file.name, SUFFIXES)]
+        self._open: tuple[int, memoryview, SampleIndex] | None = None  # the shard used last
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_open": None}  # whoever gets a copy maps files of its own
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The options that decide what is read."""
+        return {
+            "kind": "tar",
+            "choice": self._choice.about,
+            "prefix_keys": self._prefix_keys,
+        }
+
+    @property
+    def beside(self) -> dict[str, bytes]:
+        """Nothing."""
+        return {}
+
+    def survey(self) -> Survey:
+        """Look at the files' sizes; what is no shard is left out."""
+        survey = Survey()
+        count(survey, self._files)
+        for file in self._others:
+            if not file.name.endswith(OWN_FILES):
+                survey.skipped.append(Skipped(printable(file.name), "beside the shards, not one"))
+        return survey
+
+    def parts(self) -> Iterator[Part]:
+        """Cut plain local shards into stretches of samples; give others as one part each."""
+        number = 0
+        for at, file in enumerate(self._files):
+            for what, num_bytes in self._stretches(at, file):
+                yield Part(number, num_bytes, what)
+                number += 1
+
+    def where(self, part: Part) -> str:
+        """Say which file or folder a part is of."""
+        location: str = self._files[part.what.file].location
+        return location
+
+    def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
+        """Yield the samples of a stretch."""
+        what: _Stretch = part.what
+        file = self._files[what.file]
+        if what.problem:
+            yield Refused("", file.location, what.problem)
+            return
+        try:
+            data, index = self._opened(what.file, is_first=what.stop is None)
+        except ShardError as error:
+            yield Refused("", file.location, str(error))
+            return
+        prefix = f"{file.stem}/" if self._prefix_keys else ""
+        stop = index.num_samples if what.stop is None else what.stop
+        for sample in range(what.start, stop):
+            yield self._sample(index, data, sample, prefix, outline=outline)
+
+    def _sample(
+        self, index: SampleIndex, data: memoryview, sample: int, prefix: str, *, outline: bool
+    ) -> Sample:
+        first, last = index.sample_starts[sample : sample + 2].tolist()
+        offsets = index.member_offsets[first:last].tolist()
+        sizes = index.member_sizes[first:last].tolist()
+        numbers = index.member_fields[first:last].tolist()
+        found: dict[str, Any] = {}
+        for number, offset, size in zip(numbers, offsets, sizes, strict=True):
+            found[index.fields[number]] = (
+                bytes(size) if outline else data[offset : offset + size].tobytes()
+            )
+        if self._choice.pairs:
+            found = {name: found[taken] for name, taken in self._choice.pairs if taken in found}
+        return {"__key__": prefix + index.key(sample), **found}
+
+    def _stretches(self, at: int, file: InputFile) -> Iterator[tuple[_Stretch, int]]:
+        if is_remote(file.location) or is_compressed(file.name):
+            yield _Stretch(at, 0, None), file.size
+            return
+        try:
+            _, index = self._opened(at, is_first=True)
+        except ShardError as error:
+            yield _Stretch(at, 0, 0, str(error)), file.size
+            return
+        starts = index.sample_starts
+        if not index.num_samples:
+            return
+        # where a sample's first member lies tells how far the file has been read
+        places = index.member_offsets[starts[:-1]]
+        start = 0
+        while start < index.num_samples:
+            reach = np.searchsorted(places, places[start] + PART_BYTES)
+            stop = min(max(int(reach), start + 1), start + PART_SAMPLES, index.num_samples)
+            end = file.size if stop == index.num_samples else int(places[stop])
+            yield _Stretch(at, start, stop), max(0, end - int(places[start]))
+            start = stop
+
+    def _opened(self, at: int, *, is_first: bool) -> tuple[memoryview, SampleIndex]:
+        if self._open is None or self._open[0] != at:
+            self._open = None
+            data = _mapped(self._files[at])
+            index, notices = SampleIndex.build(data, shard=self._files[at].location)
+            self._open = (at, data, index)
+            for notice in notices if is_first else ():
+                if notice.is_warning:
+                    _log.warning("%s: %s", self._files[at].location, notice)
+        return self._open[1:]
+
+
+def _mapped(file: InputFile) -> memoryview:
+    """Give the bytes of the tar in a file, which may be compressed or remote."""
+    if not is_remote(file.location) and not is_compressed(file.name):
+        return map_file(file.location)
+    with tempfile.NamedTemporaryFile(suffix=".tar") as copy, opened(file.location) as handle:
+        for block in blocks(handle, name=file.location):
+            copy.write(block)
+        copy.flush()
+        return map_file(copy.name)
