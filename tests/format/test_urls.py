@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from shardloader.errors import UsageError
 from shardloader.format.urls import without_secrets
 from shardloader.reading.source import resolve
+from shardloader.writing.sources.opening import open_source
 from shardloader.writing.writer import ShardWriter
 
 
@@ -45,3 +46,10 @@ def test_a_refused_url_is_told_without_its_secrets(use):
         use("s3://key:SECRET@host/corpus?token=SECRET")
     assert "SECRET" not in str(caught.value)
     assert "host/corpus" in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["a.jsonl", "folder", "a.tar", "a.csv", "a.parquet"])
+def test_a_source_that_is_not_there_is_told_without_its_secrets(word):
+    with pytest.raises(UsageError, match="there is nothing to read at") as caught:
+        open_source([f"memory://key:SECRET@nowhere/{word}?token=SECRET"])
+    assert "SECRET" not in str(caught.value)

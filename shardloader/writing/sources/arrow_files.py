@@ -110,8 +110,8 @@ class ArrowRows:
 
     def where(self, part: Part) -> str:
         """Say which file or folder a part is of."""
-        location: str = self._files[part.what.file].location
-        return location
+        shown: str = self._files[part.what.file].shown
+        return shown
 
     def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
         """Yield a sample for each row."""
@@ -134,7 +134,7 @@ class ArrowRows:
         used: _Columns,
         arrays: dict[str, Any],
     ) -> Sample | Refused:
-        where = f"{file.location}, row {number}"
+        where = f"{file.shown}, row {number}"
         key = f"{file.stem}/{number:09d}"
         if self._choice.key is not None:
             if row[self._choice.key] is None:
@@ -231,7 +231,7 @@ def _handle(file: InputFile) -> Iterator[Any]:
             with pa.memory_map(file.location) as mapped:
                 yield mapped
     except (pa.ArrowException, OSError) as error:
-        raise WorldError(f"{file.location}: the file can't be read: {error}") from error
+        raise WorldError(f"{file.shown}: the file can't be read: {error}") from error
 
 
 def _cut_parquet(file: InputFile, at: int) -> Iterator[tuple[_Rows, int]]:
@@ -267,7 +267,7 @@ def _batches(file: InputFile, what: _Rows, choice: Choice) -> Iterator[Any]:
     with _handle(file) as handle:
         if suffix_of(file.name, PARQUET):
             parquet = pa.parquet.ParquetFile(handle, pre_buffer=False)
-            choice.check_columns(parquet.schema_arrow.names, where=file.location)
+            choice.check_columns(parquet.schema_arrow.names, where=file.shown)
             group = parquet.metadata.row_group(what.start)
             a_row = max(1, group.total_byte_size // max(1, group.num_rows))
             yield from parquet.iter_batches(
@@ -282,7 +282,7 @@ def _batches(file: InputFile, what: _Rows, choice: Choice) -> Iterator[Any]:
                 return
             if number < what.start:
                 continue
-            choice.check_columns(batch.schema.names, where=file.location)
+            choice.check_columns(batch.schema.names, where=file.shown)
             chosen = batch if wanted is None else batch.select(wanted)
             step = max(1, _BATCH_BYTES * max(1, chosen.num_rows) // max(1, chosen.nbytes))
             for first in range(0, chosen.num_rows, step):
@@ -351,5 +351,5 @@ def _in_saved_order(files: list[InputFile], found: list[InputFile]) -> list[Inpu
     by_name = {file.name: file for file in files}
     missing = [name for name in listed if name not in by_name]
     if missing:
-        raise UsageError(f"{state.location} lists {missing[0]!r}, which is not there")
+        raise UsageError(f"{state.shown} lists {missing[0]!r}, which is not there")
     return [by_name[name] for name in listed]

@@ -56,8 +56,8 @@ class CsvRows:
 
     def where(self, part: Part) -> str:
         """Say which file or folder a part is of."""
-        location: str = part.what.location
-        return location
+        shown: str = part.what.shown
+        return shown
 
     def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
         """Yield a sample for each row."""
@@ -79,8 +79,8 @@ class CsvRows:
         if names is None:
             return
         if len(set(names)) != len(names):
-            raise UsageError(f"{file.location}: the first line names a column twice: {names}")
-        self._choice.check_columns(names, where=file.location)
+            raise UsageError(f"{file.shown}: the first line names a column twice: {names}")
+        self._choice.check_columns(names, where=file.shown)
         number = -1
         while True:
             number += 1
@@ -109,4 +109,4 @@ class CsvRows:
 
 
 def _where(file: InputFile, number: int, reader: Any) -> str:
-    return f"{file.location}, row {number + 1} (line {reader.line_num})"
+    return f"{file.shown}, row {number + 1} (line {reader.line_num})"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from shardloader.errors import UsageError, WorldError
+from shardloader.format.urls import without_secrets
 from shardloader.reading.patterns import expand, local_path
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ class InputFile(NamedTuple):
     name: str
     size: int
     stamp: str
+
+    @property
+    def shown(self) -> str:
+        """Where it is, as messages and lists of refused samples may tell."""
+        return without_secrets(self.location)
 
     @property
     def stem(self) -> str:
@@ -50,7 +56,8 @@ def find_files(words: Sequence[str]) -> list[InputFile]:
         files = _remote(word) if is_remote(word) else _local(word)
         if not files:
             raise UsageError(
-                f"there is nothing to read at {word!r}: no such file, or an empty folder"
+                f"there is nothing to read at {without_secrets(word)!r}: no such file, or an empty "
+                "folder"
             )
         found += files
     return found
@@ -69,9 +76,8 @@ def opened(location: str) -> Iterator[IO[bytes]]:
         with _open(location) as handle:
             yield handle
     except OSError as error:
-        raise WorldError(
-            f"{location}: the file can't be read: {error.strerror or error}"
-        ) from error
+        told = without_secrets(f"{location}: the file can't be read: {error.strerror or error}")
+        raise WorldError(told) from error
 
 
 def _open(location: str) -> IO[bytes]:
@@ -136,7 +142,8 @@ def _remote(word: str) -> list[InputFile]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise WorldError(f"{word}: can't be listed: {error.strerror or error}") from error
+        told = without_secrets(f"{word}: can't be listed: {error.strerror or error}")
+        raise WorldError(told) from error
     root = path.rstrip("/")
     files = []
     for place, about in sorted(found.items(), key=lambda item: item[0].encode()):

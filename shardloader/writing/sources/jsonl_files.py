@@ -76,8 +76,8 @@ class JsonLines:
 
     def where(self, part: Part) -> str:
         """Say which file or folder a part is of."""
-        location: str = self._files[part.what.file].location
-        return location
+        shown: str = self._files[part.what.file].shown
+        return shown
 
     def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
         """Yield a sample for each line."""
@@ -86,7 +86,7 @@ class JsonLines:
         file = self._files[what.file]
         with opened(file.location) as handle:
             if what.stop is None:
-                found = lines(blocks(handle, name=file.location))
+                found = lines(blocks(handle, name=file.shown))
             else:
                 found = _lines_between(handle, what.start, what.stop)
             for number, line in enumerate(found, start=what.line):
@@ -98,7 +98,7 @@ class JsonLines:
         text = (line[len(_BOM) :] if number == 0 and line.startswith(_BOM) else line).strip()
         if not text:
             return None
-        where = f"{file.location}, line {number + 1}"
+        where = f"{file.shown}, line {number + 1}"
         try:
             row = _decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from shardloader.errors import UsageError
+from shardloader.format.urls import without_secrets
 from shardloader.writing.sources import arrow_files, csv_files, jsonl_files, tar_files
 from shardloader.writing.sources.arrow_files import ArrowRows
 from shardloader.writing.sources.csv_files import CsvRows
@@ -113,7 +114,7 @@ def _judged(word: str, seen: set[str], *, has_foreign: bool) -> str:
     if "tar" not in seen:
         return "folder"
     raise UsageError(
-        f"{word!r} holds tar files and others: say what it is with kind=, one of {', '.join(KINDS)}"
+        f"{without_secrets(word)!r} holds tar files and others: say what it is with kind=, one of {', '.join(KINDS)}"
     )
 
 
@@ -133,8 +134,9 @@ def _tree(
     if len(words) != 1:
         raise UsageError("folders of files are written one at a time: give one, or append=True")
     if is_remote(words[0]):
+        shown = without_secrets(words[0])
         raise UsageError(
-            f"a folder of files is read from a local disk, not from {words[0]!r}: fetch it first; "
+            f"a folder of files is read from a local disk, not from {shown!r}: fetch it first; "
             "shards and files of rows are read from stores"
         )
     classes: Mapping[str, int] | Literal["by name"] | None = None

@@ -109,20 +109,20 @@ class TarShards:
 
     def where(self, part: Part) -> str:
         """Say which file or folder a part is of."""
-        location: str = self._files[part.what.file].location
-        return location
+        shown: str = self._files[part.what.file].shown
+        return shown
 
     def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
         """Yield the samples of a stretch."""
         what: _Stretch = part.what
         file = self._files[what.file]
         if what.problem:
-            yield Refused("", file.location, what.problem)
+            yield Refused("", file.shown, what.problem)
             return
         try:
             data, index = self._opened(what.file, is_first=what.stop is None)
         except ShardError as error:
-            yield Refused("", file.location, str(error))
+            yield Refused("", file.shown, str(error))
             return
         prefix = f"{file.stem}/" if self._prefix_keys else ""
         stop = index.num_samples if what.stop is None else what.stop
@@ -171,11 +171,11 @@ class TarShards:
         if self._open is None or self._open[0] != at:
             self._open = None
             data = _mapped(self._files[at])
-            index, notices = SampleIndex.build(data, shard=self._files[at].location)
+            index, notices = SampleIndex.build(data, shard=self._files[at].shown)
             self._open = (at, data, index)
             for notice in notices if is_first else ():
                 if notice.is_warning:
-                    _log.warning("%s: %s", self._files[at].location, notice)
+                    _log.warning("%s: %s", self._files[at].shown, notice)
         return self._open[1:]
 
 
@@ -184,7 +184,7 @@ def _mapped(file: InputFile) -> memoryview:
     if not is_remote(file.location) and not is_compressed(file.name):
         return map_file(file.location)
     with tempfile.NamedTemporaryFile(suffix=".tar") as copy, opened(file.location) as handle:
-        for block in blocks(handle, name=file.location):
+        for block in blocks(handle, name=file.shown):
             copy.write(block)
         copy.flush()
         return map_file(copy.name)
