@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shardloader.errors import UsageError, WorldError
 from shardloader.format.manifest import Manifest
-from shardloader.reading.source import INDEX_SUFFIX, MANIFEST_NAME, SHARD_SUFFIXES, UNFINISHED_NAME
+from shardloader.reading.source import (
+    INDEX_SUFFIX,
+    MANIFEST_NAME,
+    SHARD_SUFFIXES,
+    UNFINISHED_NAME,
+    earlier_manifest_name,
+)
 from shardloader.writing.journal import Journal, JournalFile, read_journal
 from shardloader.writing.lock import FolderLock
 from shardloader.writing.shard_file import (
@@ -57,11 +63,6 @@ class Begun:
 
     base: Manifest | None = None
     lines: tuple[Line, ...] = ()
-
-
-def old_manifest_name(digest: str) -> str:
-    """Return the name of the manifest of a dataset that was appended to since."""
-    return f"manifest-{digest}.json"
 
 
 def judge(names: Iterable[str], pattern: ShardPattern, *, mode: Mode) -> Verdict:
@@ -194,7 +195,7 @@ class Destination:
         """
         base = self._base
         if base is not None and base.digest != manifest.digest:
-            self.publish(old_manifest_name(base.digest), base.to_json_bytes())
+            self.publish(earlier_manifest_name(base.digest), base.to_json_bytes())
         self.publish(MANIFEST_NAME, manifest.to_json_bytes())
         self.clear()
 
@@ -315,7 +316,7 @@ class Destination:
         if self._mode != "append":
             return None
         path = self.folder / MANIFEST_NAME
-        old = self.folder / old_manifest_name(digest or "")
+        old = self.folder / earlier_manifest_name(digest or "")
         if digest is not None and old.is_file():
             path = old
         return Manifest.from_json_bytes(path.read_bytes(), name=str(path))
