@@ -145,21 +145,24 @@ def refuse_damage(catalog: Catalog) -> None:
     )
 
 
-def check(catalog: Catalog, *, keep_damaged: bool = False, is_all: bool = True) -> None:
-    """Compare the shards on disk with the manifest, by presence and size.
+def check(catalog: Catalog, *, keep_damaged: bool = False, is_all: bool = True) -> int:
+    """Compare the shards on disk with the manifest, by presence and size; give how many differ.
 
     Raises ManifestError for the first that differs, or logs all that do with `keep_damaged`.
     Shards of the folder that the manifest does not list are logged, unless it is not to list all.
     """
     unread = {number for number, damage in catalog.manifest.damage if damage.kind == UNREADABLE}
+    num_different = 0
     for number, size in enumerate(catalog.manifest.sizes.tolist()):
         problem = None if number in unread else _difference(catalog.shard_path(number), size)
         if problem and not keep_damaged:
             raise ManifestError(problem)
         if problem:
             logger.warning("%s", problem)
+            num_different += 1
     if catalog.source.names is None and is_all:
         _log_unlisted(catalog)
+    return num_different
 
 
 def _difference(path: str, size: int) -> str | None:
