@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardloader.errors import MissingExtraError, UsageError, WorldError
-from shardloader.writing.sources.base import PART_BYTES, Part, Refused, Survey
+from shardloader.writing.sources.base import PART_BYTES, Part, Refused
 from shardloader.writing.sources.files import (
+    FileSource,
     InputFile,
-    count,
-    find_files,
     is_remote,
     opened,
     suffix_of,
@@ -75,29 +74,17 @@ class _Columns:
     others: tuple[str, ...]
 
 
-class ArrowRows:
-    """Parquet or Arrow files, or a dataset that `datasets` saved to disk."""
+class ArrowRows(FileSource):
+    """Parquet or Arrow files, or datasets that `datasets` saved to disk."""
 
     def __init__(self, words: Sequence[str], *, choice: Choice | None = None) -> None:
-        self._choice = choice or Choice()
-        found = find_files(words)
-        self._files = _in_saved_order([f for f in found if suffix_of(f.name, SUFFIXES)], found)
+        super().__init__(words, SUFFIXES, choice)
+        self._files = _in_saved_order(self._files, self._others)
 
     @property
     def about(self) -> dict[str, Any]:
         """The options that decide what is read."""
         return {"kind": "arrow", "choice": self._choice.about}
-
-    @property
-    def beside(self) -> dict[str, bytes]:
-        """Nothing."""
-        return {}
-
-    def survey(self) -> Survey:
-        """Look at the files' sizes."""
-        survey = Survey()
-        count(survey, self._files)
-        return survey
 
     def parts(self) -> Iterator[Part]:
         """Cut Parquet files into row groups, Arrow files into stretches of batches."""
@@ -107,11 +94,6 @@ class ArrowRows:
             for what, num_bytes in cut(file, at):
                 yield Part(number, num_bytes, what)
                 number += 1
-
-    def where(self, part: Part) -> str:
-        """Say which file or folder a part is of."""
-        shown: str = self._files[part.what.file].shown
-        return shown
 
     def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
         """Yield a sample for each row."""
@@ -135,7 +117,7 @@ class ArrowRows:
         arrays: dict[str, Any],
     ) -> Sample | Refused:
         where = f"{file.shown}, row {number}"
-        key = f"{file.stem}/{number:09d}"
+        key = f"{file.stem(SUFFIXES)}/{number:09d}"
         if self._choice.key is not None:
             if row[self._choice.key] is None:
                 return Refused("", where, f"the row has no {self._choice.key!r}, which is the key")
@@ -339,17 +321,38 @@ def _is_fixed_list(pa: Any, kind: Any) -> bool:
     return bool(pa.types.is_fixed_size_list(kind))
 
 
-def _in_saved_order(files: list[InputFile], found: list[InputFile]) -> list[InputFile]:
-    """Put the files of a folder that `datasets` saved into the order that it says."""
-    state = next((file for file in found if file.name == SAVED_STATE), None)
-    if state is None:
-        if any(file.name == "dataset_dict.json" for file in found):
-            raise UsageError("this folder holds several splits, as `datasets` saved them: give one")
-        return files
+def _in_saved_order(files: list[InputFile], others: list[InputFile]) -> list[InputFile]:
+    """Put the files of each folder that `datasets` saved into the order that it says."""
+    if any(_base_name(file) == "dataset_dict.json" for file in others):
+        raise UsageError("this folder holds several splits, as `datasets` saved them: give one")
+    saved = {_folder(file): file for file in others if _base_name(file) == SAVED_STATE}
+    ordered: list[InputFile] = []
+    for folder in dict.fromkeys(map(_folder, files)):
+        here = [file for file in files if _folder(file) == folder]
+        ordered += _listed(saved[folder], here) if folder in saved else here
+    return ordered
+
+
+def _listed(state: InputFile, files: list[InputFile]) -> list[InputFile]:
+    """Give the files that a saved dataset says it has, in its order."""
     with opened(state.location) as handle:
-        listed = [entry["filename"] for entry in json.load(handle)["_data_files"]]
-    by_name = {file.name: file for file in files}
+        said = json.load(handle)
+    if any(value for name, value in said.items() if name.startswith("_indices")):
+        raise UsageError(
+            f"{state.shown}: rows were chosen from this dataset and saved as their numbers, by an "
+            "old release of `datasets`: load it with that and save flatten_indices() of it"
+        )
+    by_name = {_base_name(file): file for file in files}
+    listed = [entry["filename"] for entry in said["_data_files"]]
     missing = [name for name in listed if name not in by_name]
     if missing:
         raise UsageError(f"{state.shown} lists {missing[0]!r}, which is not there")
     return [by_name[name] for name in listed]
+
+
+def _folder(file: InputFile) -> str:
+    return file.location.rpartition("/")[0]
+
+
+def _base_name(file: InputFile) -> str:
+    return file.location.rpartition("/")[2]

@@ -69,6 +69,14 @@ def test_keys_that_come_again_need_the_shards_name_before_them(tmp_path: Path) -
     assert keys(tmp_path / "out") == ["x/000000", "x/000001", "y/x/000000", "y/x/000001"]
 
 
+def test_what_a_shard_is_packed_in_is_told_by_its_first_bytes(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.0.tar").write_bytes(gzip.compress(tar_bytes(sample_members(2))))
+    (tmp_path / "in" / "a.1.tar.gz").write_bytes(tar_bytes(sample_members(2)))
+    write_shards(TarShards([str(tmp_path / "in")], prefix_keys=True), tmp_path / "out")
+    assert keys(tmp_path / "out") == ["a_0/000000", "a_0/000001", "a_1/000000", "a_1/000001"]
+
+
 def test_fractions_share_nothing_and_are_all(tmp_path: Path) -> None:
     write_shard(tmp_path / "in" / "a.tar", 200)
     found = []
