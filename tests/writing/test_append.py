@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -72,6 +72,20 @@ def test_appending_by_one_writer_or_another_gives_the_same(tmp_path: Path, sourc
     write_shards(source, tmp_path / "one", max_samples=25, append=True)
     write_shards(source, tmp_path / "two", max_samples=25, append=True, workers=2)
     assert visible(tmp_path / "one") == visible(tmp_path / "two")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_dataset_of_plain_and_packed_shards_has_each_number_once(
+    tmp_path: Path, source: Source, packed: bool
+) -> None:
+    kinds: list[Any] = ["zstd", None] if packed else [None, "zstd"]
+    for kind in kinds:
+        with ShardWriter(tmp_path / "out", append=kind != kinds[0], compression=kind) as writer:
+            writer.write({"__key__": f"{kind}", "txt": "x"})
+    write_shards(source, tmp_path / "out", append=True, compression="zstd")
+    names = open_catalog(tmp_path / "out").manifest.names
+    assert [name.partition(".")[0] for name in names] == [f"shard-{n:06d}" for n in range(3)]
+    assert read_dataset(tmp_path / "out")[2:] == EXPECTED
 
 
 def test_appending_nothing_leaves_the_dataset_what_it_is(tmp_path: Path) -> None:
