@@ -90,6 +90,14 @@ def test_fractions_share_nothing_and_are_all(tmp_path: Path) -> None:
     assert 5 <= len(found[1]) <= 35
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_fraction_is_spread_over_the_whole_of_a_shuffle(seed: int) -> None:
+    tenth = Selection(fraction=(0.0, 0.1))
+    chosen = [key for key in map(str, range(2000)) if tenth.wants(key)]
+    upper = [key for key in chosen if keyed_word(key, seed) >= 1 << 63]
+    assert 0.3 < len(upper) / len(chosen) < 0.7
+
+
 def test_samples_are_chosen_by_list_and_by_pattern(tmp_path: Path) -> None:
     write_shard(tmp_path / "in" / "a.tar", 30)
     chosen = Selection(keys=frozenset(["000003", "000029", "none"]))
