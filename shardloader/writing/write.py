@@ -111,10 +111,10 @@ def write_shards(
     return run(make_job(source, folder, **options), progress=progress)  # type: ignore[arg-type]
 
 
-def run(job: Job, *, progress: Progress | None = None, survey: Survey | None = None) -> Written:
+def run(job: Job, *, progress: Progress | None = None) -> Written:
     """Do a job, or finish it."""
     check_apart(job)
-    survey = survey or job.source.survey()
+    survey = job.source.survey()
     destination = Destination(folder=job.folder, pattern=job.pattern, mode=job.mode)
     begun = destination.begin(job.fingerprint(survey))
     write = _Write(job, survey, destination, begun, progress or Silent())
@@ -369,7 +369,8 @@ class _Write:
             self._end(closed)
         for _, each in waiting:
             self._list().add(each)
-        self._num_left_out += head.num_left_out
+        if not placer.has_seen(head):
+            self._num_left_out += head.num_left_out
 
     def _end(self, closed: Closed) -> None:
         refusals = self._list()
