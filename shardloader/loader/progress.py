@@ -165,7 +165,8 @@ class Progress:
     def set_epoch(self, epoch: int) -> None:
         """Read `epoch` next."""
         length = self._length() if self.position.consumed else 0
-        self.position, note = self.position.set_epoch(epoch, length=length)
+        position, note = self.position.set_epoch(epoch, length=length)
+        self._stand_at(position)
         if note:
             log.warning(note)
 
@@ -189,14 +190,15 @@ class Progress:
 
     def begin(self, token: object) -> Schedule | None:
         """Let the iterator of `token` start: its schedule, or None for an empty pass."""
-        was_empty, before = self.position.empty, self.position
+        was_empty, before, earlier = self.position.empty, self.position, self._earlier
         length = self._length() if before.running else 0
-        self.position, note = before.begin(length=length)
+        position, note = before.begin(length=length)
+        self._stand_at(position)
         try:
             schedule = self.schedule()
             self._agree(schedule, num_steps=0 if was_empty else schedule.dealing.num_steps)
         except ShardLoaderError:
-            self.position = before  # nothing has begun
+            self.position, self._earlier = before, earlier  # nothing has begun
             raise
         if note:
             log.log(logging.INFO if "broken off" in self._said else logging.WARNING, note)
@@ -227,6 +229,7 @@ class Progress:
         state = self.checkpoint().to_state()
         stand = {
             **{name: state[name] for name in state if name in FIELDS},
+            "next_dataset": self._source.recipe.catalog.manifest.digest,
             "world_size": topology.world_size,
             "batch_size": schedule.dealing.batch_size,
             "accumulate": schedule.dealing.accumulate,
@@ -241,12 +244,18 @@ class Progress:
 
     def receive(self, consumed: int, *, is_last: bool) -> None:
         """A batch, or the epoch's end, was received."""
-        self.position = self.position.receive(consumed, is_last=is_last)
+        self._stand_at(self.position.receive(consumed, is_last=is_last))
 
     def _move(self, position: Position) -> None:
         """Take a position that no iterator has reached: those that gave batches are out of date."""
-        self.position = position
+        self._stand_at(position)
         self.token = None
+
+    def _stand_at(self, position: Position) -> None:
+        """Take a position: an epoch that starts at its beginning is of all that there is now."""
+        self.position = position
+        if position.consumed == 0:
+            self._earlier = None
 
     def _order_on(self, grid: Grid) -> Order:
         """The order on a grid; the last one is kept, since sums over many shards take time."""

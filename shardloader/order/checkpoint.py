@@ -39,7 +39,7 @@ IDENTITY: Final = (
         "dataset",
         (
             "load it into a loader of the dataset that it was made with, or if shards were "
-            "appended since, give ShardDataset on_change='next-epoch'"
+            "appended since, give ShardDataset on_change='next-epoch' and read it by ShardLoader"
         ),
     ),
     ("seed", "seed=", "make the loader with the state's seed"),

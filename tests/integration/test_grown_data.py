@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import shardloader as sl
+from shardloader.loader import progress
+from shardloader.order import agreement
 from tests.corpora import each_once
 
 BEFORE, AFTER = 40, 65
@@ -114,6 +116,43 @@ def test_a_state_of_an_epochs_beginning_takes_all_at_once(corpus):
     loader.load_state_dict(state)
     assert loader.state_dict()["epoch"] == 1
     assert each_once(valid_of(loader), AFTER)
+
+
+@pytest.mark.parametrize("start_over", ["break", "set_epoch"])
+def test_an_epoch_that_is_started_over_has_all_that_is_there(corpus, start_over):
+    _, state, rest = interrupted(corpus)
+    write(corpus, BEFORE, AFTER, append=True)
+    loader = loader_of(corpus)
+    loader.load_state_dict(state)
+    if start_over == "break":
+        assert numbers(islice(iter(loader), 1)) == rest[:1]
+    else:
+        loader.set_epoch(7)
+        loader.set_epoch(0)
+        assert loader.state_dict()["dataset"] != state["dataset"]
+    assert len(batches := list(loader)) == -(-AFTER // 3)
+    assert each_once(valid_of(batches), AFTER)
+
+
+def test_a_node_that_does_not_see_the_new_shards_yet_is_told_of_before_a_batch(corpus, monkeypatch):
+    _, state, _ = interrupted(corpus)
+    stands: list[Any] = [None, None]
+
+    def meet(topology, stand, verdict, **options):
+        stands[topology.rank] = stand
+
+    monkeypatch.setattr(progress, "can_meet", lambda topology: True)
+    monkeypatch.setattr(progress, "meet", meet)
+    late = loader_of(corpus, rank=1, world_size=2)
+    len(late)  # opened before
+    write(corpus, BEFORE, AFTER, append=True)
+    for loader in (late, loader_of(corpus, rank=0, world_size=2)):
+        loader.load_state_dict(state)
+        next(iter(loader))
+    told = agreement.verdict(stands)
+    assert told is not None
+    assert "differ in next_dataset" in told
+    assert "were shards appended" in told
 
 
 def test_without_being_asked_for_a_state_of_before_is_refused_with_the_way_out(corpus):
