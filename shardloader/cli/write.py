@@ -149,7 +149,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         type=at_least_one,
         default=64,
         metavar="N",
-        help="samples that are compressed together, and read together (default: %(default)s)",
+        help="samples compressed and read together, 16 MiB of them at most (default: %(default)s)",
     )
     group.add_argument(
         "--shuffle", type=int, metavar="SEED", help="write the samples in an order drawn from SEED"
