@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 from shardloader.errors import UsageError, WorldError
 from shardloader.format.urls import without_secrets
 from shardloader.reading.patterns import expand, local_path
-from shardloader.writing.sources.base import Skipped, Survey, printable
+from shardloader.writing.sources.base import Skipped, Survey, printable, utf8_name
 from shardloader.writing.sources.mapping import Choice
 
 if TYPE_CHECKING:
@@ -170,7 +170,8 @@ def _local(word: str) -> list[InputFile]:
 
 def _file(path: str, name: str) -> InputFile:
     status = Path(path).stat()
-    return InputFile(str(Path(path).absolute()), name, status.st_size, str(status.st_mtime_ns))
+    stamp = str(status.st_mtime_ns)
+    return InputFile(str(Path(path).absolute()), utf8_name(name), status.st_size, stamp)
 
 
 def _below(folder: str) -> Iterator[InputFile]:
