@@ -197,8 +197,7 @@ def _job(options: argparse.Namespace) -> Job:
     )
     keys = None
     if options.keys_from is not None:
-        text = Path(options.keys_from).read_text(encoding="utf-8")
-        keys = frozenset(text.splitlines())
+        keys = _keys(Path(options.keys_from))
     selection = Selection(
         keys=keys,
         patterns=tuple(options.select or ()),
@@ -222,6 +221,14 @@ def _job(options: argparse.Namespace) -> Job:
         engine=options.engine,
         address=options.address,
     )
+
+
+def _keys(path: Path) -> frozenset[str]:
+    try:
+        text = path.read_text(encoding="utf-8")  # of any ends of lines, which become "\n"
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: a list of keys is UTF-8: {error}") from None
+    return frozenset(text.split("\n"))
 
 
 def _class_map(path: Path) -> dict[str, int]:

@@ -91,6 +91,8 @@ class FolderTree:
         self._choice = choice or Choice()
         if self._choice.key is not None:
             raise UsageError("a folder's samples have their paths as keys: give no key column")
+        if classes is not None and any(pair[0] == "cls" != pair[1] for pair in self._choice.pairs):
+            raise UsageError("the field cls of class folders is the folder's number: take another")
         self._asked_classes = classes
         self._classes: dict[str, int] | None = None
 

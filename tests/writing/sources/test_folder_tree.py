@@ -269,6 +269,15 @@ def test_a_class_map_that_is_given_numbers_the_folders(tmp_path: Path) -> None:
     assert [skipped.path for skipped in written.survey.skipped] == ["cow/"]
 
 
+def test_the_class_is_the_folders_and_no_other_file_takes_its_field(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "in", ["cat/1.jpg", "cat/1.id"])
+    with pytest.raises(UsageError, match="the folder's number"):
+        FolderTree(folder, classes="by name", choice=parse_choice(None, ["jpg", "cls=id"]))
+    source = FolderTree(folder, classes="by name", choice=parse_choice(None, ["jpg", "cls"]))
+    write_shards(source, tmp_path / "out")
+    assert read_dataset(tmp_path / "out") == [("cat/1", {"cls": b"0", "jpg": b"cat/1.jpg"})]
+
+
 def test_appending_class_folders_with_other_numbers_is_refused(tmp_path: Path) -> None:
     one = tree(tmp_path / "one", ["cat/1.jpg", "dog/1.jpg"])
     two = tree(tmp_path / "two", ["ant/1.jpg", "dog/2.jpg"])
