@@ -9,8 +9,6 @@ lies in one hidden folder, or in hidden files.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import secrets
 import shutil
@@ -26,6 +24,7 @@ from shardloader.reading.source import (
     UNFINISHED_NAME,
     earlier_manifest_name,
 )
+from shardloader.reading.store import sync_folder, write_and_sync
 from shardloader.writing.journal import Journal, JournalFile, read_journal
 from shardloader.writing.lock import FolderLock
 from shardloader.writing.shard_file import (
@@ -181,10 +180,7 @@ class Destination:
         path, temporary = self.folder / name, self.work / secrets.token_hex(8)
         with naming(path):
             self.work.mkdir(exist_ok=True)
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            write_and_sync(temporary, data)
             temporary.replace(path)
             sync_folder(self.folder)
 
@@ -344,18 +340,6 @@ class _Releasing:
             raise WorldError(
                 f"the folder {str(folder)!r} can't be written: {error.strerror or error}"
             ) from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Bring to disk which names a folder holds."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems can't sync a folder
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _some(names: list[str]) -> str:
