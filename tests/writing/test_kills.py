@@ -208,6 +208,18 @@ def test_a_worker_that_is_killed_ends_the_write_and_the_next_one_finishes_it(
     assert read_dataset(tmp_path / "out") == EXPECTED
 
 
+def test_a_worker_that_fails_in_a_way_nobody_foresaw_is_not_said_to_be_killed(
+    tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    def failing(self: Source, part: Any, *, outline: bool = False) -> Any:
+        raise RuntimeError("nobody foresaw this")
+
+    monkeypatch.setattr(type(source), "read", failing)
+    with pytest.raises(WorldError, match="ended with code 1, and what it said before"):
+        write_shards(source, tmp_path / "out", workers=2)
+    assert "nobody foresaw this" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("options", OPTIONS, ids=repr)
 def test_a_disk_that_is_full_is_an_error_and_with_room_the_write_is_finished(
