@@ -156,7 +156,7 @@ class Destination:
                 return self._anew(fingerprint)
             if not interrupted.lines:
                 self._clear_again()
-            lines = self._whole_ones(interrupted.lines)
+            lines = self._whole_ones(interrupted)
             self._base = self._manifest_of(interrupted.base)
             self._journal.begin(fingerprint=fingerprint, base=interrupted.base, lines=lines)
             return Begun(base=self._base, lines=lines)
@@ -270,8 +270,18 @@ class Destination:
         raise UsageError(
             f"can't write to {str(self.folder)!r}: a write of another input, or with other "
             "options, was broken off there: the command that began it finishes it, and "
-            "overwrite=True begins anew"
+            f"{self._way_to_begin_anew(journal)}"
         )
+
+    def _way_to_begin_anew(self, journal: Journal) -> str:
+        """Say how to give up a write that was broken off, and none of what was there before."""
+        if journal.base is None:
+            return "overwrite=True begins anew"
+        path = self.folder / MANIFEST_NAME
+        listed = Manifest.from_json_bytes(path.read_bytes(), name=str(path)).names
+        added = [each.shard.name for each in journal.lines if each.shard.name not in listed]
+        removed = f"{_some(added)}, not in the manifest, and {UNFINISHED_NAME}"
+        return f"to give it up, remove {removed if added else UNFINISHED_NAME}"
 
     def _refuse_strays(self, names: list[str]) -> None:
         """Refuse to append where a new shard would replace one that the manifest does not list."""
@@ -291,8 +301,9 @@ class Destination:
         journal = read_journal(self.folder / UNFINISHED_NAME)
         return journal if journal is not None and journal.fingerprint == fingerprint else None
 
-    def _whole_ones(self, lines: tuple[Line, ...]) -> tuple[Line, ...]:
+    def _whole_ones(self, journal: Journal) -> tuple[Line, ...]:
         """Leave out the last line if its shard did not get its name any more."""
+        lines = journal.lines
         for number, line in enumerate(lines):
             path = self.folder / line.shard.name
             index = self.folder / f"{line.shard.name}{INDEX_SUFFIX}"
@@ -303,7 +314,7 @@ class Destination:
                 return lines[:-1]
             raise UsageError(
                 f"{path}: an interrupted write had finished this shard, and it is gone or changed: "
-                "overwrite=True begins anew"
+                f"{self._way_to_begin_anew(journal)}"
             )
         return lines
 

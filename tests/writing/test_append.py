@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardloader.errors import UsageError
+from shardloader.errors import UsageError, WorldError
 from shardloader.format.manifest import Manifest
 from shardloader.reading.catalog import open_catalog
+from shardloader.reading.source import UNFINISHED_NAME
+from shardloader.writing.destination import Destination
 from shardloader.writing.write import write_shards
 from shardloader.writing.writer import ShardWriter
 from tests.shards import write_shard
@@ -116,6 +118,32 @@ def test_killed_at_any_step_the_old_dataset_is_there_and_the_same_write_finishes
         if code == 0:
             break
     assert step > 20
+
+
+def test_an_append_that_is_given_up_does_not_cost_the_dataset(
+    tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out"
+    old = begin(folder)
+    publish = Destination.publish_manifest
+
+    def failing(destination: Destination, manifest: Manifest) -> None:
+        raise WorldError("the disk is full")
+
+    monkeypatch.setattr(Destination, "publish_manifest", failing)
+    with pytest.raises(WorldError):
+        write_shards(source, folder, max_samples=30, append=True)
+    monkeypatch.setattr(Destination, "publish_manifest", publish)
+    with pytest.raises(
+        UsageError, match=r"remove 'shard-000003\.tar', 'shard-000004\.tar'"
+    ) as told:
+        write_shards(source, folder, max_samples=40, append=True)
+    assert "overwrite=True" not in str(told.value)
+    for path in [*folder.glob("shard-00000[34]*"), folder / UNFINISHED_NAME]:
+        path.unlink()
+    assert open_catalog(folder).manifest.digest == old.digest
+    written = write_shards(source, folder, max_samples=40, append=True)
+    assert written.manifest.num_samples == old.num_samples + len(EXPECTED)
 
 
 def test_appending_wants_a_finished_dataset(tmp_path: Path, source: Source) -> None:
