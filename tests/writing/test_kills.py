@@ -158,28 +158,41 @@ def test_killed_while_it_clears_the_folder_it_clears_it_again(
         assert visible(folder) == whole
 
 
+def shards_in(folder: Path) -> int:
+    return sum(1 for path in folder.glob("*.tar*") if path.suffix != ".index")
+
+
+def killed_after(child: int, folder: Path, num_shards: int, delay: float) -> int:
+    """Kill a process a moment after there are so many shards, unless it ends before."""
+    while shards_in(folder) < num_shards:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return ended(child)
+        time.sleep(0.001)
+    time.sleep(delay)  # the moment is the test's subject
+    os.kill(child, signal.SIGKILL)
+    return ended(child)
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=repr)
 def test_killed_at_random_moments_with_workers_it_is_finished(
     tmp_path: Path, source: Source, options: dict[str, Any]
 ) -> None:
     options = {**options, "max_samples": 4}
-    started = time.perf_counter()
     write_shards(source, tmp_path / "whole", workers=2, **options)
-    longest = time.perf_counter() - started
     whole = visible(tmp_path / "whole")
+    total = shards_in(tmp_path / "whole")
     rng = random.Random(repr(options))
     kills = 0
     folder = tmp_path / "out"
-    for _ in range(6):
-        for _ in range(20):
+    for _ in range(3):
+        while shards_in(folder) < total:
+            least = rng.randint(shards_in(folder), total - 1)
             child = in_a_child(partial(write_shards, source, folder, workers=2, **options))
-            time.sleep(rng.uniform(0, longest))  # the moment is the test's subject
-            os.kill(child, signal.SIGKILL)
-            code = ended(child)
+            code = killed_after(child, folder, least, rng.choice([0, 0.003, 0.03]))
             check_what_lies_there(folder, whole)
-            if code == 0 or (folder / "manifest.json").exists():
+            kills += code == -signal.SIGKILL
+            if rng.random() < 0.2:
                 break
-            kills += 1
         if not (folder / "manifest.json").exists() or (folder / UNFINISHED_NAME).exists():
             write_shards(source, folder, workers=2, **options)
         (folder / LOCK_NAME).unlink(missing_ok=True)
