@@ -104,7 +104,7 @@ class ArrowRows(FileSource):
         for batch in _batches(file, what, self._choice):
             used = _use_of(batch.schema)
             arrays = _array_types(batch.schema, self._choice)
-            for row in batch.to_pylist():
+            for row in _python_rows(batch, where=file.shown):
                 yield self._sample(file, number, row, used, arrays)
                 number += 1
 
@@ -282,6 +282,49 @@ def _stored_batches(handle: Any) -> Iterator[Any]:
         return
     for number in range(reader.num_record_batches):
         yield reader.get_batch(number)
+
+
+def _python_rows(batch: Any, *, where: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows as Python's values; what is finer than microseconds as an ISO text.
+
+    pyarrow would make objects of pandas' of that, or raise where pandas is not installed.
+    """
+    columns = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            columns.append(_times(column) if _has_nanoseconds(column.type) else column.to_pylist())
+        except ValueError as error:
+            raise UsageError(
+                f"{where}: the column {name!r} can't be read: {error}; write it with microseconds"
+            ) from error
+    for values in zip(*columns, strict=True):
+        yield dict(zip(batch.schema.names, values, strict=True))
+
+
+def _has_nanoseconds(kind: Any) -> bool:
+    pa = _arrow()
+    is_time = pa.types.is_timestamp(kind) or pa.types.is_time64(kind)
+    return bool(is_time and kind.unit == "ns")
+
+
+def _times(column: Any) -> list[Any]:
+    pa = _arrow()
+    kind = column.type
+    coarse = pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.time64("us")
+    numbers = column.cast(pa.int64()).to_pylist()
+    whole = [None if number is None else number // 1000 for number in numbers]
+    found = pa.array(whole, pa.int64()).cast(coarse).to_pylist()
+    return [
+        value if number is None or number % 1000 == 0 else _finer(value, number % 1000)
+        for value, number in zip(found, numbers, strict=True)
+    ]
+
+
+def _finer(value: datetime | time, nanoseconds: int) -> str:
+    """Give the ISO text of a time with nine digits behind the point."""
+    text = value.isoformat(timespec="microseconds")
+    end = text.index(".") + 7
+    return f"{text[:end]}{nanoseconds:03d}{text[end:]}"
 
 
 def _use_of(schema: Any) -> _Columns:

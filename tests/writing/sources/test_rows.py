@@ -186,6 +186,29 @@ def test_columns_that_nobody_chose_become_images_bytes_and_one_json(tmp_path: Pa
     assert set(found["a/000000002"]) == {"raw.bin", "json"}
 
 
+def test_nanoseconds_are_kept_whatever_is_installed(tmp_path: Path) -> None:
+    at = 1_500_000_000_000_000_000
+    rows = table(
+        fine=pa.array([at + 1, at + 2000, None, -1], pa.timestamp("ns", "+02:00")),
+        day=pa.array([5, 7000, None, 0], pa.time64("ns")),
+    )
+    pa.parquet.write_table(rows, tmp_path / "a.parquet")
+    write_shards(tmp_path, tmp_path.parent / "out")
+    found = [json.loads(fields["json"]) for _, fields in read_dataset(tmp_path.parent / "out")]
+    assert [(each["fine"], each["day"]) for each in found] == [
+        ("2017-07-14T04:40:00.000000001+02:00", "00:00:00.000000005"),
+        ("2017-07-14T04:40:00.000002+02:00", "00:00:00.000007"),
+        (None, None),
+        ("1970-01-01T01:59:59.999999999+02:00", "00:00:00"),
+    ]
+
+
+def test_what_python_has_no_value_for_names_the_column(tmp_path: Path) -> None:
+    pa.parquet.write_table(table(a=pa.array([5], pa.duration("ns"))), tmp_path / "a.parquet")
+    with pytest.raises((UsageError, SampleError), match=r"column 'a'|field 'json'"):
+        write_shards(tmp_path, tmp_path.parent / "out")
+
+
 def test_lists_become_arrays_of_their_own_type(tmp_path: Path) -> None:
     rows = table(
         id=[1, 2],
