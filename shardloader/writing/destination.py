@@ -156,7 +156,7 @@ class Destination:
                 return self._anew(fingerprint)
             if not interrupted.lines:
                 self._clear_again()
-            lines = self._whole_ones(interrupted)
+            lines = self._whole_ones(interrupted.lines)
             self._base = self._manifest_of(interrupted.base)
             self._journal.begin(fingerprint=fingerprint, base=interrupted.base, lines=lines)
             return Begun(base=self._base, lines=lines)
@@ -270,12 +270,13 @@ class Destination:
         raise UsageError(
             f"can't write to {str(self.folder)!r}: a write of another input, or with other "
             "options, was broken off there: the command that began it finishes it, and "
-            f"{self._way_to_begin_anew(journal)}"
+            f"{self.way_to_begin_anew()}"
         )
 
-    def _way_to_begin_anew(self, journal: Journal) -> str:
+    def way_to_begin_anew(self) -> str:
         """Say how to give up a write that was broken off, and none of what was there before."""
-        if journal.base is None:
+        journal = read_journal(self.folder / UNFINISHED_NAME)
+        if journal is None or journal.base is None:
             return "overwrite=True begins anew"
         path = self.folder / MANIFEST_NAME
         listed = Manifest.from_json_bytes(path.read_bytes(), name=str(path)).names
@@ -301,9 +302,8 @@ class Destination:
         journal = read_journal(self.folder / UNFINISHED_NAME)
         return journal if journal is not None and journal.fingerprint == fingerprint else None
 
-    def _whole_ones(self, journal: Journal) -> tuple[Line, ...]:
+    def _whole_ones(self, lines: tuple[Line, ...]) -> tuple[Line, ...]:
         """Leave out the last line if its shard did not get its name any more."""
-        lines = journal.lines
         for number, line in enumerate(lines):
             path = self.folder / line.shard.name
             index = self.folder / f"{line.shard.name}{INDEX_SUFFIX}"
@@ -314,7 +314,7 @@ class Destination:
                 return lines[:-1]
             raise UsageError(
                 f"{path}: an interrupted write had finished this shard, and it is gone or changed: "
-                f"{self._way_to_begin_anew(journal)}"
+                f"{self.way_to_begin_anew()}"
             )
         return lines
 

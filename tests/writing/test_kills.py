@@ -20,7 +20,7 @@ from shardloader.errors import ShardError, UsageError, WorldError
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.source import UNFINISHED_NAME
 from shardloader.writing import filling
-from shardloader.writing.destination import Destination
+from shardloader.writing.destination import WORK_NAME, Destination
 from shardloader.writing.lock import LOCK_NAME
 from shardloader.writing.selection import Selection
 from shardloader.writing.sources.jsonl_files import JsonLines
@@ -346,3 +346,20 @@ def test_bytes_that_are_lost_before_a_shard_is_sealed_are_noticed(
     monkeypatch.setattr(filling, "map_file", losing)
     with pytest.raises((WorldError, ShardError), match=r"not what was written|truncated"):
         write_shards(source, tmp_path / "out", workers=2, **options)
+
+
+@pytest.mark.parametrize("options", [{"on_error": "skip"}, {"shuffle": 1}], ids=repr)
+def test_without_its_temporary_files_a_write_is_not_finished_as_something_else(
+    tmp_path: Path, source: Source, options: dict[str, Any]
+) -> None:
+    with (tmp_path / "input" / "a.jsonl").open("rb+") as file:
+        file.write(b"?")  # a line that is refused
+    source = JsonLines([str(tmp_path / "input")], choice=CHOICE)
+    options = {"max_samples": 5, "on_error": "skip", **options}
+    folder = tmp_path / "out"
+    child = in_a_child(partial(killed_write, 60, source, folder, **options))
+    assert ended(child) == -signal.SIGKILL
+    assert list(folder.glob("*.tar"))
+    shutil.rmtree(folder / WORK_NAME)
+    with pytest.raises(UsageError, match="these are gone: overwrite=True begins anew"):
+        write_shards(source, folder, **options)
