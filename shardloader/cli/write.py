@@ -32,7 +32,7 @@ EPILOG = """\
 SRC is a folder of files (001.jpg, 001.cls and 001.seg.png make one sample with the fields jpg, cls
 and seg.png), of class folders (--from classes), of tar shards to be written anew, or files of rows:
 .jsonl, .jsonl.zst, .csv, .parquet, .arrow, or what Hugging Face's datasets saved. Rows become the
-field json, or what --field says. A URL is read through fsspec.
+field json, or what --field says. A URL of shards or rows is read through fsspec.
 
 A write that was broken off is finished by the same command: finished shards are kept, and the
 result is the same to the byte. --shuffle is a shuffle of all samples; it needs room in DST for a
