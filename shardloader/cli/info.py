@@ -6,6 +6,8 @@ making them.
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,8 +19,10 @@ from shardloader.cli import report
 from shardloader.cli.sources import HELP, add_index_dir, one_dataset
 from shardloader.errors import IndexFileError
 from shardloader.format.damage import UNREADABLE
+from shardloader.format.foreign import packing_of
 from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
+from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.planning.spread import Spread
 from shardloader.reading.catalog import MAX_CHECKED_SHARDS, Catalog, check
 from shardloader.reading.indexing import read_manifest
@@ -27,13 +31,16 @@ from shardloader.reading.store import map_file
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
 
     from shardloader.reading.source import Source
 
 EPILOG = """\
 Nothing is changed: where indexes are missing, it names the command that makes them. Fields and
-example keys are taken from the first indexes, and it says from how many.
+example keys are taken from the first indexes, and it says from how many. Exit code 1 where a shard
+that the manifest lists is gone or has another size.
 
 example:
   shardloader info corpus/
@@ -66,20 +73,22 @@ def run(options: argparse.Namespace) -> int:
     place = resolve(one_dataset(options.source), index_dir=options.index_dir)
     manifest = read_manifest(place)
     on_disk = manifest is not None
+    num_different = 0
     if manifest is not None and manifest.num_shards <= MAX_CHECKED_SHARDS:
-        check(Catalog(manifest=manifest, source=place))
+        num_different = check(Catalog(manifest=manifest, source=place), keep_damaged=True)
     names = _names(place, manifest)
     indexed = _indexed(place, names)
     if manifest is None and len(indexed) == len(names):
         manifest = _manifest_of_indexes(place, names)
     document = _about(place, names, manifest, has_manifest=on_disk)
     document["indexes"] = len(indexed)
+    document["compression"] = _packings(place, names[:MAX_CHECKED_SHARDS])
     document |= _looked_into(place, indexed[:NUM_LOOKED_INTO])
     if options.json:
         report.print_json(document)
     else:
         _print(document)
-    return 0
+    return int(num_different > 0)
 
 
 def field_uses(indexes: Iterable[SampleIndex]) -> list[FieldUse]:
@@ -117,6 +126,15 @@ def _indexed(place: Source, names: Sequence[str]) -> list[str]:
                 found.append(name)
             bar.update()
     return found
+
+
+def _packings(place: Source, names: Sequence[str]) -> dict[str, int]:
+    """How many shards are packed how, by their first bytes; those that can't be read are none."""
+    found: Counter[str] = Counter()
+    for name in names:
+        with suppress(OSError), Path(place.shard_path(name)).open("rb") as file:
+            found[packing_of(file.read(BLOCK_BYTES)) or "none"] += 1
+    return dict(sorted(found.items()))
 
 
 def _index(place: Source, name: str) -> SampleIndex:
@@ -168,23 +186,28 @@ def _about(
         "bytes": None,
         "digest": None,
         "samples_a_shard": None,
+        "bytes_a_shard": None,
         "damaged": None,
     }
     if manifest is None:
         document["bytes"] = sum(Path(place.shard_path(name)).stat().st_size for name in names)
         return document
-    values, times = np.unique(manifest.counts, return_counts=True)
-    spread = Spread.of(zip(values.tolist(), times.tolist(), strict=True))
     return document | {
         "samples": manifest.num_samples,
         "bytes": int(manifest.sizes.sum()),
         "digest": manifest.digest,
-        "samples_a_shard": spread.to_json(),
+        "samples_a_shard": _spread(manifest.counts),
+        "bytes_a_shard": _spread(manifest.sizes),
         "damaged": [
             {"shard": manifest.names[number], "kind": damage.kind, "offset": damage.offset}
             for number, damage in manifest.damage
         ],
     }
+
+
+def _spread(values: NDArray[np.int64]) -> dict[str, Any]:
+    distinct, times = np.unique(values, return_counts=True)
+    return Spread.of(zip(distinct.tolist(), times.tolist(), strict=True)).to_json()
 
 
 def _looked_into(place: Source, names: Sequence[str]) -> dict[str, Any]:
@@ -209,7 +232,7 @@ def _looked_into(place: Source, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    spread, counted = document["samples_a_shard"], document["samples"] is not None
+    counted = document["samples"] is not None
     unknown = "not known before `shardloader index`"
     report.print_facts(
         (
@@ -218,12 +241,9 @@ def _print(document: dict[str, Any]) -> None:
             ("samples", report.number(document["samples"]) if counted else unknown),
             ("bytes", report.size(document["bytes"])),
             ("digest", document["digest"] or unknown),
-            (
-                "samples a shard",
-                f"least {spread['least']:,}, median {spread['median']:,}, most {spread['most']:,}"
-                if spread
-                else unknown,
-            ),
+            ("samples a shard", _told(document["samples_a_shard"], report.number) or unknown),
+            ("bytes a shard", _told(document["bytes_a_shard"], report.size) or unknown),
+            ("compression", _packed(document["compression"])),
             ("manifest", report.printable(document["manifest"] or "none")),
             ("indexes", _of_all(document["indexes"], document["shards"])),
             *([("damaged", _damaged(document["damaged"]))] if document["damaged"] else []),
@@ -245,6 +265,18 @@ def _print(document: dict[str, Any]) -> None:
             for each in document["fields"]
         ]
         report.print_table(["field", "samples", "least", "mean", "most"], rows, indent=2)
+
+
+def _told(spread: dict[str, Any] | None, shown: Callable[[int], str]) -> str:
+    if spread is None:
+        return ""
+    return ", ".join(f"{which} {shown(spread[which])}" for which in ("least", "median", "most"))
+
+
+def _packed(shards: dict[str, int]) -> str:
+    if set(shards) <= {"none"}:
+        return "none"
+    return ", ".join(f"{kind} ({report.plural(num, 'shard')})" for kind, num in shards.items())
 
 
 def _damaged(listed: list[dict[str, Any]]) -> str:

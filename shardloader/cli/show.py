@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +23,14 @@ from shardloader.reading.decode import resolve
 from shardloader.reading.shard import ShardPool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
     from shardloader.reading.catalog import Catalog
 
 EPILOG = """\
 A sample is named by its number in the dataset, from 0, or by its key. Texts and JSON are shown up
-to --chars characters; of other fields the size, and what the first bytes say they are.
+to --chars characters, with their number where there are more; of other fields the size, and what
+the first bytes say they are.
 
 example:
   shardloader show corpus/
@@ -172,9 +172,11 @@ def _described(name: str, data: memoryview, chars: int) -> Mapping[str, Any]:
     ending = name.rpartition(".")[2]
     if ending in _TEXTS:
         try:
-            return {"text": _text(name, data)[:chars]}
+            text = _text(name, data)
         except (DecodeError, UnicodeDecodeError) as error:
             return {"problem": str(error)}
+        cut = {} if len(text) <= chars else {"characters": len(text)}
+        return {"text": text[:chars], **cut}
     if ending == "npy":
         try:
             array = resolve("default").decode(name, data)
@@ -221,13 +223,10 @@ def _print(document: Mapping[str, Any]) -> None:
             f"  {report.printable(each['field'])}  {report.size(each['bytes'])}  "
             f"{report.printable(what)}".rstrip()
         )
-        for line in _lines(each.get("text", "")):
+        for line in each.get("text", "").splitlines():
             report.print_line(f"    {report.printable(line)}")
+        if "characters" in each:
+            report.print_line(f"    ... of {report.plural(each['characters'], 'character')}")
         if "file" in each:
             report.print_line(f"    written to {report.printable(each['file'])}")
     report.print_line("")
-
-
-def _lines(text: str) -> Iterator[str]:
-    lines: Sequence[str] = text.splitlines()
-    return islice(lines, 40)

@@ -32,7 +32,7 @@ EPILOG = """\
 SRC is a folder of files (001.jpg, 001.cls and 001.seg.png make one sample with the fields jpg, cls
 and seg.png), of class folders (--from classes), of tar shards to be written anew, or files of rows:
 .jsonl, .jsonl.zst, .csv, .parquet, .arrow, or what Hugging Face's datasets saved. Rows become the
-field json, or what --field says. A URL is read through fsspec.
+field json, or what --field says. A URL of shards or rows is read through fsspec.
 
 A write that was broken off is finished by the same command: finished shards are kept, and the
 result is the same to the byte. --shuffle is a shuffle of all samples; it needs room in DST for a
@@ -149,7 +149,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         type=at_least_one,
         default=64,
         metavar="N",
-        help="samples that are compressed together, and read together (default: %(default)s)",
+        help="samples compressed and read together, 16 MiB of them at most (default: %(default)s)",
     )
     group.add_argument(
         "--shuffle", type=int, metavar="SEED", help="write the samples in an order drawn from SEED"
@@ -197,8 +197,7 @@ def _job(options: argparse.Namespace) -> Job:
     )
     keys = None
     if options.keys_from is not None:
-        text = Path(options.keys_from).read_text(encoding="utf-8")
-        keys = frozenset(text.splitlines())
+        keys = _keys(Path(options.keys_from))
     selection = Selection(
         keys=keys,
         patterns=tuple(options.select or ()),
@@ -222,6 +221,14 @@ def _job(options: argparse.Namespace) -> Job:
         engine=options.engine,
         address=options.address,
     )
+
+
+def _keys(path: Path) -> frozenset[str]:
+    try:
+        text = path.read_text(encoding="utf-8")  # of any ends of lines, which become "\n"
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: a list of keys is UTF-8: {error}") from None
+    return frozenset(text.split("\n"))
 
 
 def _class_map(path: Path) -> dict[str, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,7 @@ from shardloader.order.grid import Grid
 from shardloader.order.integers import MAX_SEED, checked
 from shardloader.order.topology import Topology
 from shardloader.reading.cache import Cache
+from shardloader.reading.catalog import earlier
 
 if TYPE_CHECKING:
     from shardloader.dataset.skipping import Skip
@@ -31,6 +32,7 @@ Source = str | PathLike[str] | Sequence[str | PathLike[str]]
 Collate = Callable[[list[Any]], Any]
 
 GROUP_VALID: Final = "__group_valid__"  # of loaders alone that group steps
+NEXT_EPOCH: Final = "next-epoch"
 META: Final = {
     "all": ("__valid__", "__global_valid__", GROUP_VALID, "__world_size__", "__index__", "__key__"),
     "mask": ("__valid__", "__global_valid__", GROUP_VALID, "__world_size__"),
@@ -61,6 +63,7 @@ class Options:
     steps_per_epoch: int | None
     index_dir: str | PathLike[str] | None
     cache: Cache | None
+    on_change: str
     batch_size: int | None
     collate_fn: Collate | None
     meta: str
@@ -68,6 +71,17 @@ class Options:
     def __post_init__(self) -> None:
         checked_even(self.even)
         checked_meta(self.meta)
+        if self.on_change not in {"raise", NEXT_EPOCH}:
+            raise UsageError(
+                "on_change= is 'raise' (a state of another dataset is refused) or 'next-epoch' (an "
+                "epoch that began before the dataset grew is ended on what it had), and was "
+                f"{self.on_change!r}"
+            )
+        if self.on_change == NEXT_EPOCH and self.steps_per_epoch is not None:
+            raise UsageError(
+                "on_change='next-epoch' takes what was appended when an epoch ends, and an endless "
+                "order (steps_per_epoch=) has no place for it: leave one of them out"
+            )
         self._take("seed", least=0, below=MAX_SEED)
         if self.steps_per_epoch is not None:
             self._take("steps_per_epoch", least=1)
@@ -109,6 +123,11 @@ class Recipe:
             grid=grid,
             steps_per_epoch=self.options.steps_per_epoch,
         )
+
+    def earlier(self, digest: str) -> Recipe | None:
+        """The same for the dataset as it was before it was appended to; None if that is unknown."""
+        catalog = earlier(self.catalog, digest, keep_damaged=self.options.skip is not None)
+        return None if catalog is None else replace(self, catalog=catalog)
 
     def start_of(self, epoch: int, grid: Grid, *, global_batch: int | None = None) -> Checkpoint:
         """The checkpoint of an epoch's beginning; global_batch: samples of an optimiser step."""

@@ -69,7 +69,9 @@ class ShardDataset(IterableDataset[Any]):
     invalid. topology, grid: see `Topology` and `Grid`; by default the process's own.
     steps_per_epoch: an epoch of fixed length over an endless order. index_dir: where indexes lie
     if not beside the shards. cache: a `Cache`, where compressed shards are unpacked; by default
-    ~/.cache/shardloader, of at most 50 GB.
+    ~/.cache/shardloader, of at most 50 GB. on_change: "raise" refuses a state of another dataset;
+    with "next-epoch" a ShardLoader ends the epoch of a state that was made before shards were
+    appended on the shards that it had, and takes the others from the next epoch on.
 
     batch_size, collate_fn, meta: for use without ShardLoader. With a batch_size it yields
     batches as ShardLoader's are, for `DataLoader(dataset, batch_size=None)`. Without, it yields
@@ -98,6 +100,7 @@ class ShardDataset(IterableDataset[Any]):
         steps_per_epoch: int | None = None,
         index_dir: str | PathLike[str] | None = None,
         cache: Cache | None = None,
+        on_change: str = "raise",
         batch_size: int | None = None,
         collate_fn: Collate | None = None,
         meta: str = "all",
@@ -118,6 +121,7 @@ class ShardDataset(IterableDataset[Any]):
             steps_per_epoch=steps_per_epoch,
             index_dir=index_dir,
             cache=cache,
+            on_change=on_change,
             batch_size=batch_size,
             collate_fn=collate_fn,
             meta=meta,

@@ -344,7 +344,7 @@ class Watch:
 
     def _take_bad(self, fault: Fault) -> None:
         self._bad[fault.kind] += 1
-        if len(self._first) < NUM_NAMED:
+        if len(self._first) < NUM_NAMED and fault.message not in self._first:
             self._first.append(fault.message)
         if fault.shard not in self._logged:
             self._logged.add(fault.shard)

@@ -48,6 +48,22 @@ _LIKELY_CAUSES: Final[tuple[tuple[bytes, str], ...]] = (
 )
 
 
+_IMAGES: Final[tuple[tuple[bytes, str], ...]] = tuple(
+    (magic, f"it begins as a {name} does: name its decoder, decode={{FIELD: ...}}")
+    for magic, name in (
+        (b"\xff\xd8\xff", "JPEG"),
+        (b"\x89PNG", "PNG"),
+        (b"GIF8", "GIF"),
+        (b"RIFF", "WebP"),
+        (b"BM", "BMP"),
+        (b"II*\0", "TIFF"),
+        (b"MM\0*", "TIFF"),
+        (b"\0\0\0\x0cjP", "JPEG 2000"),
+        (b"\xff\x0a", "JPEG XL"),
+    )
+)
+
+
 def packing_of(first: bytes) -> str | None:
     """What the file that begins so is packed in: "gzip", "zstd", or None for anything else.
 
@@ -78,6 +94,23 @@ def check_beginning(first: bytes, *, shard: str) -> None:
         raise not_a_tar(first, "its first 512 bytes are no tar header", shard=shard)
 
 
+def what_no_image_is(data: bytes) -> str:
+    """Say what a field that begins so probably is, where it is not the image its name promises.
+
+    >>> what_no_image_is(b"<!doctype html><title>Not found")
+    'it looks like HTML: an error or login page was saved under this name'
+    """
+    if not data:
+        return "it has 0 bytes: was a download interrupted?"
+    cause = _cause_of(data, (*_IMAGES, *_LIKELY_CAUSES))
+    return cause or f"it begins {bytes(data[:16])!r}"
+
+
+def _cause_of(first: bytes, causes: tuple[tuple[bytes, str], ...]) -> str | None:
+    start = bytes(first[:64]).lstrip().lower()
+    return next((why for magic, why in causes if start.startswith(magic.lower())), None)
+
+
 def too_short(size: int) -> str:
     """Say that a file is shorter than a tar can be."""
     return f"it has {size} bytes, and a tar at least {BLOCK_BYTES}"
@@ -95,9 +128,7 @@ def empty_file(shard: str) -> ShardError:
 def not_a_tar(first: bytes, problem: str, *, shard: str) -> ShardError:
     """Give the error for a file that begins with `first`, with what it probably is."""
     shown = first.lstrip()[:40]
-    start = first.lstrip().lower()
-    causes = (why for magic, why in _LIKELY_CAUSES if start.startswith(magic.lower()))
-    cause = next(causes, "fetch or write it anew")
+    cause = _cause_of(first, _LIKELY_CAUSES) or "fetch or write it anew"
     return ShardError(
         f"{shard}: not a tar archive: {problem} (they begin {shown!r}); {cause}",
         kind="not_a_tar",

@@ -52,19 +52,33 @@ def tar_pieces(
     limits = Limits() if limits is None else limits
     feed = Feed(pieces, shard=shard)
     first = feed.take(BLOCK_BYTES)
-    packing = packing_of(first)
-    if packing is None:
+    feed.give_back(first)
+    unpacked = _unpacked(feed, packing_of(first), limits)
+    if unpacked is None:
         check_beginning(first, shard=shard)
-        yield first
         yield from iter(feed.some, b"")
         return
-    feed.give_back(first)
-    unpacked = (
-        gzip_pieces(feed)
-        if packing == "gzip"
-        else zstd_pieces(feed, max_window_bytes=limits.max_window_bytes)
-    )
     yield from _with_sound_beginning(_limited(unpacked, feed, limits), unpacked_name(shard))
+
+
+def unpacked_pieces(
+    pieces: Iterable[bytes], *, name: str, limits: Limits | None = None
+) -> Iterator[bytes | memoryview]:
+    """Yield what is in a stream of anything, however much that is, with the same errors."""
+    limits = Limits() if limits is None else limits
+    feed = Feed(pieces, shard=name)
+    first = feed.take(BLOCK_BYTES)
+    feed.give_back(first)
+    unpacked = _unpacked(feed, packing_of(first), limits)
+    yield from iter(feed.some, b"") if unpacked is None else unpacked
+
+
+def _unpacked(feed: Feed, packing: str | None, limits: Limits) -> Iterator[bytes] | None:
+    if packing is None:
+        return None
+    if packing == "gzip":
+        return gzip_pieces(feed)
+    return zstd_pieces(feed, max_window_bytes=limits.max_window_bytes)
 
 
 def unpacked_name(shard: str) -> str:

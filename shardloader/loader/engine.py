@@ -20,7 +20,7 @@ from shardloader.loader.stream import BatchStream, StreamOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from shardloader.dataset.recipe import Collate
+    from shardloader.dataset.recipe import Collate, Recipe
     from shardloader.dataset.shard_dataset import ShardDataset
     from shardloader.order.schedule import Schedule
 
@@ -48,13 +48,17 @@ class Engine:
         self._collate_fn = collate_fn
         self._meta = meta
         self._options = options
+        self._recipe: Recipe | None = None
         self._made: tuple[BatchStream, DataLoader[Any]] | None = None
         self._receiver: Receiver | None = None
 
-    def batches(self, schedule: Schedule, *, epoch: int) -> Iterator[Any]:
-        """This rank's batches of a schedule."""
+    def batches(self, schedule: Schedule, recipe: Recipe, *, epoch: int) -> Iterator[Any]:
+        """This rank's batches of a schedule; recipe: the dataset that it is of."""
         dealing = schedule.dealing
-        stream, loader = self._make(dealing.batch_size, dealing.accumulate)
+        if recipe is not self._recipe:  # workers that persist have another one
+            self.forget_workers()
+            self._recipe = recipe
+        stream, loader = self._make(recipe, dealing.batch_size, dealing.accumulate)
         stream.start_at(epoch=epoch, consumed=dealing.consumed, grid=schedule.order.grid)
         if self._num_workers == 0 and not self._options.get("pin_memory"):
             return iter(stream)
@@ -71,7 +75,7 @@ class Engine:
             if self._receiver is None:
                 raise
             self.forget_workers()
-            return self.batches(schedule, epoch=epoch)
+            return self.batches(schedule, recipe, epoch=epoch)
         if loader.persistent_workers:
             self._receiver = receiver
         return _holding(receiver, batches)
@@ -80,12 +84,14 @@ class Engine:
         """Start new workers next time, also where they persist."""
         self._made = self._receiver = None
 
-    def _make(self, batch_size: int, accumulate: int) -> tuple[BatchStream, DataLoader[Any]]:
+    def _make(
+        self, recipe: Recipe, batch_size: int, accumulate: int
+    ) -> tuple[BatchStream, DataLoader[Any]]:
         if self._made is None:
             self._check_pickles()
             stream = BatchStream(
                 StreamOptions(
-                    recipe=self._source.recipe,
+                    recipe=recipe,
                     topology=self._source.resolve_topology(),
                     batch_size=batch_size,
                     accumulate=accumulate,

@@ -78,7 +78,9 @@ class LoaderIterator(Iterator[Any]):
         if self._num_batches:
             self._rows = progress.rows_to_log(self._schedule)
             self._leg = self._account.begin(self._schedule, progress.topology.rank)
-            self._batches = self._engine.batches(self._schedule, epoch=progress.position.epoch)
+            self._batches = self._engine.batches(
+                self._schedule, progress.recipe, epoch=progress.position.epoch
+            )
 
     def _check_not_moved(self) -> None:
         """An iterator that is at its end says so, unless a position was loaded since."""

@@ -7,9 +7,11 @@ size they decide for, and says in the log what a user should know.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardloader.dataset.batches import rows
+from shardloader.dataset.recipe import NEXT_EPOCH
 from shardloader.distributed.rendezvous import can_meet, meet
 from shardloader.errors import ShardLoaderError
 from shardloader.order.agreement import FIELDS, verdict
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardloader.dataset.batches import Row
+    from shardloader.dataset.recipe import Recipe
     from shardloader.dataset.shard_dataset import ShardDataset
     from shardloader.format.manifest import Manifest
     from shardloader.loader.log import SampleLog
@@ -53,12 +56,13 @@ class Progress:
         self.batching = batching
         self._source = source
         self._options = source.options
-        self._order: Order | None = None
+        self._order: tuple[Recipe, Order] | None = None
         self._num_workers = num_workers
         self._patience_s = patience_s
         self._grid: Grid | None = None
         self._said: set[str] = set()
         self._closed: tuple[int, int] | None = None  # the epoch that a load left, and where
+        self._earlier: tuple[int, Recipe] | None = None  # an epoch that is read as the data was
 
     @property
     def topology(self) -> Topology:
@@ -66,9 +70,16 @@ class Progress:
         return self._source.resolve_topology()
 
     @property
+    def recipe(self) -> Recipe:
+        """What the present epoch is read from: the dataset, or what it was before it grew."""
+        if self._earlier is not None and self._earlier[0] == self.position.epoch:
+            return self._earlier[1]
+        return self._source.recipe
+
+    @property
     def manifest(self) -> Manifest:
-        """The dataset's list of shards."""
-        return self._source.manifest
+        """The list of shards that the present epoch is read from."""
+        return self.recipe.catalog.manifest
 
     @property
     def batch(self) -> Batch:
@@ -101,15 +112,21 @@ class Progress:
     def checkpoint(self) -> Checkpoint:
         """The present position as a state holds it."""
         position = self.position
-        start = self._source.recipe.start_of(
+        start = self.recipe.start_of(
             position.epoch, self._grid_at(position.consumed), global_batch=self.global_batch
         )
         return start.at(epoch=position.epoch, consumed=position.consumed)
 
     def load(self, loaded: Checkpoint) -> None:
         """Go on from a checkpoint; raises CheckpointError if it is of another order."""
-        loaded.check_matches(self.checkpoint())
-        loaded.check_fits(self._source.recipe.order(loaded.grid))
+        recipe = self._source.recipe
+        grown = self._grown_from(loaded)
+        if grown is not None and loaded.consumed == 0:
+            loaded, grown = replace(loaded, dataset=recipe.catalog.manifest.digest), None
+        recipe = grown or recipe
+        loaded.check_matches(replace(self.checkpoint(), dataset=recipe.catalog.manifest.digest))
+        loaded.check_fits(recipe.order(loaded.grid))
+        self._earlier = None if grown is None else (loaded.epoch, grown)
         self._grid = loaded.grid
         self._closed = None
         self._move(self.position.load(epoch=loaded.epoch, consumed=loaded.consumed))
@@ -127,10 +144,29 @@ class Progress:
             if self._closed:  # nothing else would tell of it if no batch follows
                 self.sample_log.start(self._about(self.schedule()))
 
+    def _grown_from(self, loaded: Checkpoint) -> Recipe | None:
+        """The dataset that a state is of, if this one was appended to since and that is wanted."""
+        recipe = self._source.recipe
+        now = recipe.catalog.manifest
+        if self._options.on_change != NEXT_EPOCH or loaded.dataset == now.digest:
+            return None
+        earlier = recipe.earlier(loaded.dataset)
+        if earlier is not None:
+            log.info(
+                "the dataset has grown since the state was made, from %d to %d samples: %s",
+                earlier.catalog.manifest.num_samples,
+                now.num_samples,
+                f"epoch {loaded.epoch} goes on with those that it began with"
+                if loaded.consumed
+                else f"epoch {loaded.epoch} begins with all of them",
+            )
+        return earlier
+
     def set_epoch(self, epoch: int) -> None:
         """Read `epoch` next."""
         length = self._length() if self.position.consumed else 0
-        self.position, note = self.position.set_epoch(epoch, length=length)
+        position, note = self.position.set_epoch(epoch, length=length)
+        self._stand_at(position)
         if note:
             log.warning(note)
 
@@ -154,14 +190,15 @@ class Progress:
 
     def begin(self, token: object) -> Schedule | None:
         """Let the iterator of `token` start: its schedule, or None for an empty pass."""
-        was_empty, before = self.position.empty, self.position
+        was_empty, before, earlier = self.position.empty, self.position, self._earlier
         length = self._length() if before.running else 0
-        self.position, note = before.begin(length=length)
+        position, note = before.begin(length=length)
+        self._stand_at(position)
         try:
             schedule = self.schedule()
             self._agree(schedule, num_steps=0 if was_empty else schedule.dealing.num_steps)
         except ShardLoaderError:
-            self.position = before  # nothing has begun
+            self.position, self._earlier = before, earlier  # nothing has begun
             raise
         if note:
             log.log(logging.INFO if "broken off" in self._said else logging.WARNING, note)
@@ -192,6 +229,7 @@ class Progress:
         state = self.checkpoint().to_state()
         stand = {
             **{name: state[name] for name in state if name in FIELDS},
+            "next_dataset": self._source.recipe.catalog.manifest.digest,
             "world_size": topology.world_size,
             "batch_size": schedule.dealing.batch_size,
             "accumulate": schedule.dealing.accumulate,
@@ -206,18 +244,25 @@ class Progress:
 
     def receive(self, consumed: int, *, is_last: bool) -> None:
         """A batch, or the epoch's end, was received."""
-        self.position = self.position.receive(consumed, is_last=is_last)
+        self._stand_at(self.position.receive(consumed, is_last=is_last))
 
     def _move(self, position: Position) -> None:
         """Take a position that no iterator has reached: those that gave batches are out of date."""
-        self.position = position
+        self._stand_at(position)
         self.token = None
+
+    def _stand_at(self, position: Position) -> None:
+        """Take a position: an epoch that starts at its beginning is of all that there is now."""
+        self.position = position
+        if position.consumed == 0:
+            self._earlier = None
 
     def _order_on(self, grid: Grid) -> Order:
         """The order on a grid; the last one is kept, since sums over many shards take time."""
-        if self._order is None or self._order.grid != grid:
-            self._order = self._source.recipe.order(grid)
-        return self._order
+        recipe = self.recipe
+        if self._order is None or self._order[0] is not recipe or self._order[1].grid != grid:
+            self._order = recipe, recipe.order(grid)
+        return self._order[1]
 
     def _length(self) -> int:
         """Positions of the present epoch."""
@@ -270,7 +315,7 @@ class Progress:
 
     def _about(self, schedule: Schedule) -> Start:
         """What the log says of where an attempt starts."""
-        manifest, order = self._source.manifest, schedule.order
+        manifest, order = self.manifest, schedule.order
         return Start(
             rank=self.topology.rank,
             world_size=self.topology.world_size,

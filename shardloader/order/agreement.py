@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 FIELDS: Final = {
     "world_size": "give every rank the topology of the same group",
     "dataset": "let every rank open the same manifest",
+    "next_dataset": "let every rank open the same manifest (were shards appended, and does not "
+    "every node see them yet?)",
     "seed": "give every rank the same seed=",
     "window": "give every rank the same shuffle=",
     "steps_per_epoch": "give every rank the same steps_per_epoch=",

@@ -34,7 +34,14 @@ MAY_LACK: Final = ("global_batch",)  # the first states of version 1 do not say 
 # What defines the order and may not differ between a state and the loader that takes it: the
 # field, the argument that sets it, and what to do when it differs.
 IDENTITY: Final = (
-    ("dataset", "dataset", "load it into a loader of the dataset that it was made with"),
+    (
+        "dataset",
+        "dataset",
+        (
+            "load it into a loader of the dataset that it was made with, or if shards were "
+            "appended since, give ShardDataset on_change='next-epoch' and read it by ShardLoader"
+        ),
+    ),
     ("seed", "seed=", "make the loader with the state's seed"),
     ("window", "shuffle=", "make the loader with the state's window"),
     ("steps_per_epoch", "steps_per_epoch=", "make the loader with the state's value"),

@@ -267,8 +267,8 @@ class _Filling:
         """Let the part grow by at least so many bytes, and more if there is room."""
         if part.granted + least > self._max_bytes:
             raise CacheError(
-                f"{self._origin.name}: its tar has more than {part.length} bytes, and the cache "
-                f"{self._cache.folder} holds at most {self._max_bytes}: raise max_bytes="
+                f"{self._origin.name}: its tar has {part.length + least} bytes or more, and the "
+                f"cache {self._cache.folder} holds at most {self._max_bytes}: raise max_bytes="
             )
         wanted = max(least, min(_GROWTH_BYTES, self._max_bytes // 16))
         deadline = time.monotonic() + self._patience_s

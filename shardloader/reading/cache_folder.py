@@ -33,7 +33,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shardloader.errors import CacheError
-from shardloader.reading.store import NO_LOCKS_HERE
+from shardloader.reading import store
+from shardloader.reading.store import is_still
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -273,14 +274,9 @@ class Part:
 def try_lock(descriptor: int, kind: int, *, wait: bool = False) -> bool | None:
     """Take a lock; False if another has it, None where the file system has none."""
     try:
-        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return store.try_lock(descriptor, kind, wait=wait)
     except OSError as error:
-        if error.errno in NO_LOCKS_HERE:
-            return None
         raise CacheError(f"a file of the cache can't be locked: {error.strerror}") from error
-    return True
 
 
 def release(descriptor: int) -> None:
@@ -289,14 +285,6 @@ def release(descriptor: int) -> None:
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
-
-
-def is_still(descriptor: int, path: Path) -> bool:
-    """Whether the open file is the one of this path."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _note_use(descriptor: int) -> None:

@@ -7,18 +7,19 @@ folders; it holds no open file, and can be sent to other processes.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardloader.errors import ManifestError, ShardError, UsageError, WorldError
 from shardloader.format.damage import UNREADABLE
+from shardloader.format.manifest import Manifest
 from shardloader.reading.cache import default_cache
 from shardloader.reading.indexing import existing_manifest, index_on_first_use, read_manifest
-from shardloader.reading.source import Source, find_shards, resolve
+from shardloader.reading.source import Source, earlier_manifest_name, find_shards, resolve
+from shardloader.reading.store import read_file
 
 if TYPE_CHECKING:
-    from shardloader.format.manifest import Manifest
     from shardloader.reading.cache import Cache
     from shardloader.reading.source import PathText, SourceText
 
@@ -95,6 +96,28 @@ def open_catalog(
     return catalog
 
 
+def earlier(catalog: Catalog, digest: str, *, keep_damaged: bool = False) -> Catalog | None:
+    """The dataset as it was when its manifest had this digest; None if that was not kept.
+
+    Writing keeps the manifest of a dataset that it appends to. Raises ManifestError for one that is
+    damaged, or that lists shards which are not there any more (unless those are skipped).
+    """
+    path = Path(catalog.root) / earlier_manifest_name(digest)
+    data = None if catalog.source.names is not None else read_file(path)
+    if data is None:
+        return None
+    manifest = Manifest.from_json_bytes(data, name=str(path))
+    if manifest.digest != digest:
+        raise ManifestError(
+            f"{path}: a kept manifest is named by its digest, and this one has {manifest.digest}: "
+            "it was changed; fetch or write it anew"
+        )
+    found = replace(catalog, manifest=manifest)
+    if manifest.num_shards <= MAX_CHECKED_SHARDS:
+        check(found, keep_damaged=keep_damaged, is_all=False)
+    return found
+
+
 def _log_damage(catalog: Catalog) -> None:
     for shard, damage in catalog.manifest.damage:
         logger.warning(
@@ -122,21 +145,24 @@ def refuse_damage(catalog: Catalog) -> None:
     )
 
 
-def check(catalog: Catalog, *, keep_damaged: bool = False) -> None:
-    """Compare the shards on disk with the manifest, by presence and size.
+def check(catalog: Catalog, *, keep_damaged: bool = False, is_all: bool = True) -> int:
+    """Compare the shards on disk with the manifest, by presence and size; give how many differ.
 
     Raises ManifestError for the first that differs, or logs all that do with `keep_damaged`.
-    Shards of the folder that the manifest does not list are logged.
+    Shards of the folder that the manifest does not list are logged, unless it is not to list all.
     """
     unread = {number for number, damage in catalog.manifest.damage if damage.kind == UNREADABLE}
+    num_different = 0
     for number, size in enumerate(catalog.manifest.sizes.tolist()):
         problem = None if number in unread else _difference(catalog.shard_path(number), size)
         if problem and not keep_damaged:
             raise ManifestError(problem)
         if problem:
             logger.warning("%s", problem)
-    if catalog.source.names is None:
+            num_different += 1
+    if catalog.source.names is None and is_all:
         _log_unlisted(catalog)
+    return num_different
 
 
 def _difference(path: str, size: int) -> str | None:

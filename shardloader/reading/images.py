@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardloader.errors import MissingExtraError, UsageError
+from shardloader.format.foreign import what_no_image_is
 from shardloader.order.integers import checked
 from shardloader.reading.sizes import checked_sides
 
@@ -27,6 +28,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # As many pixels as Pillow opens without a warning: a quarter of a gigabyte as RGB.
 MAX_PIXELS = 1024**3 // 4 // 3
 
+_JPEG_START = b"\xff\xd8"
 _PNG_START = b"\x89PNG\r\n\x1a\n"
 
 
@@ -40,6 +42,8 @@ def _jpeg(data: memoryview, min_size: tuple[int, int], max_pixels: int) -> Array
         import simplejpeg
     except ImportError as error:
         raise _missing("simplejpeg", "JPEG") from error
+    if data[:2] != _JPEG_START:  # what libjpeg says of other files helps nobody
+        raise ValueError(f"it is no JPEG: {what_no_image_is(bytes(data[:64]))}")
     height, width, colourspace, _ = simplejpeg.decode_jpeg_header(data)
     _check_pixels(width, height, max_pixels)
     if colourspace in {"CMYK", "YCCK"}:  # print data; libjpeg-turbo does not convert it
@@ -152,7 +156,8 @@ _PNG_READERS: Mapping[str, Callable[[Image], Array]] = {
 
 def _open_png(data: memoryview, max_pixels: int) -> Image:
     if bytes(data[: len(_PNG_START)]) != _PNG_START:
-        raise ValueError("it does not begin as a PNG does")
+        what = what_no_image_is(bytes(data[:64]))
+        raise ValueError(f"it does not begin as a PNG does: {what}")
     width, height = data[16:20], data[20:24]  # before anything else is looked at
     _check_pixels(int.from_bytes(width, "big"), int.from_bytes(height, "big"), max_pixels)
     return _open_image(data, "PNG", max_pixels)

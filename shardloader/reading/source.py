@@ -33,6 +33,11 @@ PathText: TypeAlias = "str | os.PathLike[str]"
 SourceText: TypeAlias = "PathText | Sequence[PathText]"
 
 
+def earlier_manifest_name(digest: str) -> str:
+    """Return the name of the manifest of a dataset that was appended to since."""
+    return f"manifest-{digest}.json"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Where a dataset's files lie; both folders are absolute paths.

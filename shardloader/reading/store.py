@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shardloader")
 
-NO_LOCKS_HERE = frozenset((errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
+_NO_LOCKS_HERE = frozenset((errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
 _RAN_OUT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
 
@@ -39,12 +39,12 @@ def publish(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _write_and_sync(temporary, data)
+            write_and_sync(temporary, data)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise WorldError(f"{path}: the file can't be written: {error.strerror or error}") from error
 
@@ -54,14 +54,16 @@ def _temporary_name() -> str:
     return f".shardloader-{secrets.token_hex(8)}.tmp"
 
 
-def _write_and_sync(path: Path, data: bytes | memoryview) -> None:
+def write_and_sync(path: Path, data: bytes | memoryview) -> None:
+    """Write a file that is not there yet, and bring it to disk."""
     with path.open("xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Bring to disk which names a folder holds."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -108,15 +110,35 @@ def file_lock(path: str | os.PathLike[str]) -> Iterator[int]:
 
 def _acquire(descriptor: int, path: str | os.PathLike[str]) -> None:
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        is_locked = try_lock(descriptor)
+        if is_locked is False:
             logger.info("waiting for another process, which holds %s", path)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            is_locked = try_lock(descriptor, wait=True)
     except OSError as error:
-        if error.errno not in NO_LOCKS_HERE:
-            raise WorldError(f"{path}: can't be locked: {error.strerror or error}") from error
+        raise WorldError(f"{path}: can't be locked: {error.strerror or error}") from error
+    if is_locked is None:
         logger.warning("%s: the file system has no locks; going on without", path)
+
+
+def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX, *, wait: bool = False) -> bool | None:
+    """Take a lock; False if another has it, None where the file system has none."""
+    try:
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in _NO_LOCKS_HERE:
+            return None
+        raise
+    return True
+
+
+def is_still(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one of this path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def map_file(path: str | os.PathLike[str]) -> memoryview:

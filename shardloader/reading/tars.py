@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import tempfile
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shardloader.errors import WorldError
@@ -20,7 +21,7 @@ from shardloader.reading.origin import LocalFile
 from shardloader.reading.store import map_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shardloader.format.notices import Notice
     from shardloader.format.unpacking import Limits
@@ -63,9 +64,19 @@ def tar_for_a_look(data: memoryview, path: str, limits: Limits | None = None) ->
         return Tar(data, path, None)
     starts = range(0, len(data), PIECE_BYTES)
     pieces = (data[start : start + PIECE_BYTES] for start in starts)
+    return unpack_for_a_look(pieces, path, limits)._replace(compressed_bytes=len(data))
+
+
+def unpack_for_a_look(
+    pieces: Iterable[bytes | memoryview], path: str, limits: Limits | None = None
+) -> Tar:
+    """The tar in a stream, packed or not, as `tar_for_a_look` gives it."""
+    stream = iter(pieces)
+    first = next(stream, b"")
+    is_packed = packing_of(bytes(first[:BLOCK_BYTES])) is not None
     try:
         with tempfile.TemporaryFile() as file:
-            for piece in tar_pieces(pieces, shard=path, limits=limits):
+            for piece in tar_pieces(chain((first,), stream), shard=path, limits=limits):
                 file.write(piece)
             file.flush()
             unpacked = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -74,7 +85,7 @@ def tar_for_a_look(data: memoryview, path: str, limits: Limits | None = None) ->
             f"{path}: it is unpacked into a file under {tempfile.gettempdir()}, and that failed: "
             f"{error.strerror or error}; set TMPDIR to a folder with room"
         ) from error
-    return Tar(unpacked, unpacked_name(path), len(data))
+    return Tar(unpacked, unpacked_name(path) if is_packed else path, None)
 
 
 def index_of(tar: Tar) -> tuple[SampleIndex, tuple[Notice, ...]]:

@@ -7,6 +7,7 @@ it. What is needed to place it, its head, is apart from the bytes, which stay wh
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shardloader.errors import SampleError
@@ -48,8 +49,7 @@ class Frame:
 class Head:
     """What is to be known of a chunk to place it: a list entry for each sample.
 
-        `rows` are the samples' numbers in the part, `refused` what was no sample, with its row;
-    X
+    `rows` are the samples' numbers in the part, `refused` what was no sample, with its row.
     """
 
     part: int
@@ -74,6 +74,8 @@ class Chunk:
         self.samples: list[TarredSample] = []
         self.num_bytes = 0
         self._compression = compression
+        self._frame_starts = [0]
+        self._frame_bytes = 0
         self._frames: dict[tuple[int, ...], bytes] = {}
 
     def add(self, sample: TarredSample, row: int) -> None:
@@ -84,16 +86,25 @@ class Chunk:
         head.rows.append(row)
         self.samples.append(sample)
         self.num_bytes += sample.size_bytes
+        if self._compression is not None:
+            self._frame_bytes += sample.size_bytes
+            count = len(self.samples)
+            if self._compression.is_full(count - self._frame_starts[-1], self._frame_bytes):
+                self._frame_starts.append(count)
+                self._frame_bytes = 0
+
+    @property
+    def is_at_frame_end(self) -> bool:
+        """Whether no frame would be cut if it ended here."""
+        return self._compression is None or self._frame_starts[-1] == len(self.samples)
 
     def finish(self, *, is_last: bool) -> Chunk:
         """Cut the frames, where there are any, and complete the head."""
         head = self.head
         head.is_last, head.num_samples = is_last, len(self.samples)
         if self._compression is not None:
-            step = self._compression.frame_samples
-            count = len(self.samples)
-            groups = [range(at, min(at + step, count)) for at in range(0, count, step)]
-            head.frames = self.recut(groups)
+            edges = [*self._frame_starts, len(self.samples)]
+            head.frames = self.recut([range(start, stop) for start, stop in pairwise(edges)])
             head.members = [sample._replace(pieces=[]) for sample in self.samples]
         return self
 
@@ -159,15 +170,10 @@ def chunks_of(source: Source, part: Part, recipe: Recipe, *, start: int = 0) -> 
                 chunk.head.refused.append((row, Refused(key, source.where(part), str(error))))
         else:
             chunk.head.num_left_out += 1
-        if chunk.num_bytes >= recipe.chunk_bytes and _is_at_frame_end(chunk, recipe):
+        if chunk.num_bytes >= recipe.chunk_bytes and chunk.is_at_frame_end:
             chunk.head.num_bytes = min(left, chunk.num_bytes)
             left -= chunk.head.num_bytes
             yield chunk.finish(is_last=False)
             chunk = Chunk(part.number, recipe.compression, row + 1)
     chunk.head.num_bytes = left
     yield chunk.finish(is_last=True)
-
-
-def _is_at_frame_end(chunk: Chunk, recipe: Recipe) -> bool:
-    compression = recipe.compression
-    return compression is None or len(chunk.samples) % compression.frame_samples == 0

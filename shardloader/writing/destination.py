@@ -9,8 +9,6 @@ lies in one hidden folder, or in hidden files.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import secrets
 import shutil
@@ -19,7 +17,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shardloader.errors import UsageError, WorldError
 from shardloader.format.manifest import Manifest
-from shardloader.reading.source import INDEX_SUFFIX, MANIFEST_NAME, SHARD_SUFFIXES, UNFINISHED_NAME
+from shardloader.reading.source import (
+    INDEX_SUFFIX,
+    MANIFEST_NAME,
+    SHARD_SUFFIXES,
+    UNFINISHED_NAME,
+    earlier_manifest_name,
+)
+from shardloader.reading.store import sync_folder, write_and_sync
 from shardloader.writing.journal import Journal, JournalFile, read_journal
 from shardloader.writing.lock import FolderLock
 from shardloader.writing.shard_file import (
@@ -57,11 +62,6 @@ class Begun:
 
     base: Manifest | None = None
     lines: tuple[Line, ...] = ()
-
-
-def old_manifest_name(digest: str) -> str:
-    """Return the name of the manifest of a dataset that was appended to since."""
-    return f"manifest-{digest}.json"
 
 
 def judge(names: Iterable[str], pattern: ShardPattern, *, mode: Mode) -> Verdict:
@@ -180,10 +180,7 @@ class Destination:
         path, temporary = self.folder / name, self.work / secrets.token_hex(8)
         with naming(path):
             self.work.mkdir(exist_ok=True)
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            write_and_sync(temporary, data)
             temporary.replace(path)
             sync_folder(self.folder)
 
@@ -194,7 +191,7 @@ class Destination:
         """
         base = self._base
         if base is not None and base.digest != manifest.digest:
-            self.publish(old_manifest_name(base.digest), base.to_json_bytes())
+            self.publish(earlier_manifest_name(base.digest), base.to_json_bytes())
         self.publish(MANIFEST_NAME, manifest.to_json_bytes())
         self.clear()
 
@@ -273,8 +270,19 @@ class Destination:
         raise UsageError(
             f"can't write to {str(self.folder)!r}: a write of another input, or with other "
             "options, was broken off there: the command that began it finishes it, and "
-            "overwrite=True begins anew"
+            f"{self.way_to_begin_anew()}"
         )
+
+    def way_to_begin_anew(self) -> str:
+        """Say how to give up a write that was broken off, and none of what was there before."""
+        journal = read_journal(self.folder / UNFINISHED_NAME)
+        if journal is None or journal.base is None:
+            return "overwrite=True begins anew"
+        path = self.folder / MANIFEST_NAME
+        listed = Manifest.from_json_bytes(path.read_bytes(), name=str(path)).names
+        added = [each.shard.name for each in journal.lines if each.shard.name not in listed]
+        removed = f"{_some(added)}, not in the manifest, and {UNFINISHED_NAME}"
+        return f"to give it up, remove {removed if added else UNFINISHED_NAME}"
 
     def _refuse_strays(self, names: list[str]) -> None:
         """Refuse to append where a new shard would replace one that the manifest does not list."""
@@ -306,7 +314,7 @@ class Destination:
                 return lines[:-1]
             raise UsageError(
                 f"{path}: an interrupted write had finished this shard, and it is gone or changed: "
-                "overwrite=True begins anew"
+                f"{self.way_to_begin_anew()}"
             )
         return lines
 
@@ -315,7 +323,7 @@ class Destination:
         if self._mode != "append":
             return None
         path = self.folder / MANIFEST_NAME
-        old = self.folder / old_manifest_name(digest or "")
+        old = self.folder / earlier_manifest_name(digest or "")
         if digest is not None and old.is_file():
             path = old
         return Manifest.from_json_bytes(path.read_bytes(), name=str(path))
@@ -343,18 +351,6 @@ class _Releasing:
             raise WorldError(
                 f"the folder {str(folder)!r} can't be written: {error.strerror or error}"
             ) from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Bring to disk which names a folder holds."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems can't sync a folder
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _some(names: list[str]) -> str:

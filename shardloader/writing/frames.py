@@ -25,11 +25,12 @@ TABLE_ENTRY_BYTES = _ENTRY.size
 _FOOT = struct.Struct("<IBI")
 _MAX_FRAME_BYTES = 1 << 31  # the seek table has 32 bits for a frame
 MAX_LEVEL = 22
+FULL_FRAME_BYTES = 16 << 20  # of tar: a frame with so much in it takes no more samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compression:
-    """zstd at a level, with a frame for so many samples."""
+    """zstd at a level, with a frame for so many samples, or fewer where they are big."""
 
     level: int = 3
     frame_samples: int = 64
@@ -41,6 +42,10 @@ class Compression:
         if type(self.frame_samples) is not int or self.frame_samples < 1:
             raise UsageError(f"a frame holds at least one sample, not {self.frame_samples!r}")
         object.__setattr__(self, "end", compress(END_OF_ARCHIVE, self.level))
+
+    def is_full(self, num_samples: int, plain_bytes: int) -> bool:
+        """Whether a frame ends here."""
+        return num_samples >= self.frame_samples or plain_bytes >= FULL_FRAME_BYTES
 
     def end_bytes(self, num_frames: int) -> int:
         """Bytes that follow the last frame of samples, of which there are so many."""

@@ -127,6 +127,10 @@ class Placer:
         resume = self._resume
         return resume is not None and (head.part, row) < (resume.part, resume.row)
 
+    def has_seen(self, head: Head) -> bool:
+        """Whether this placer began at the end of the input, and this chunk lies before it."""
+        return self.passes_over(head, _BEHIND_ALL_ROWS - 1)
+
     def _first(self, head: Head) -> int:
         resume = self._resume
         if resume is None or head.part > resume.part:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardloader.errors import UsageError
-from shardloader.reading.store import NO_LOCKS_HERE
+from shardloader.reading.store import is_still, try_lock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,21 +50,23 @@ class FolderLock:
         while self._handle is None:
             handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                self._lock(handle)
+                is_locked = try_lock(handle)
+                if is_locked is None:
+                    _log.warning("%s: the file system has no locks; going on without", self._path)
                 # the file may have been removed by its last owner between the two calls
-                if self._is_still(handle):
+                if is_locked is not False and is_still(handle, self._path):
                     self._handle = handle
-            except BlockingIOError:
+            finally:
+                if self._handle is None:
+                    os.close(handle)
+            if is_locked is False:
                 tries -= 1
                 if not tries:
                     raise UsageError(
                         f"another writer is writing to {str(self._path.parent)!r}: "
                         "wait for it, or give another folder"
-                    ) from None
+                    )
                 time.sleep(_BETWEEN_TRIES_S)
-            finally:
-                if self._handle is None:
-                    os.close(handle)
 
     def release(self) -> None:
         """Give the lock back and remove its file; does nothing if it is not held."""
@@ -78,17 +80,3 @@ class FolderLock:
             with suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
-
-    def _lock(self, handle: int) -> None:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in NO_LOCKS_HERE:
-                raise
-            _log.warning("%s: the file system has no locks; going on without", self._path)
-
-    def _is_still(self, handle: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(handle), self._path.stat())
-        except FileNotFoundError:
-            return False

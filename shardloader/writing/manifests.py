@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardloader.format.manifest import Manifest
+from shardloader.reading.source import SHARD_SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,16 @@ def manifest_of(base: Manifest | None, shards: Sequence[FinishedShard]) -> Manif
 
 
 def next_number(base: Manifest | None, pattern: ShardPattern) -> int:
-    """Give the number of the first shard to write: the next after those of the pattern."""
+    """Give the number of the first shard to write: the next after those of the pattern.
+
+    However those are packed, since `a.tar` beside `a.tar.zst` would be taken for one shard.
+    """
     names = () if base is None else base.names
-    numbers = [number for name in names if (number := pattern.number(name)) is not None]
+    endings = {suffix: pattern.packed_as(suffix) for suffix in SHARD_SUFFIXES}
+    numbers = [
+        number
+        for name in names
+        for suffix, each in endings.items()
+        if name.endswith(suffix) and (number := each.number(name)) is not None
+    ]
     return max(numbers, default=-1) + 1

@@ -8,7 +8,7 @@ str.format or printf writes it: `shard-{:06d}.tar`, `out-%06d.tar`. Compressed s
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardloader.errors import UsageError
 
@@ -38,6 +38,11 @@ class ShardPattern:
         digits = name[len(self.before) : len(name) - len(self.after)]
         is_number = digits.isascii() and digits.isdecimal()
         return int(digits) if is_number and self.name(int(digits)) == name else None
+
+    def packed_as(self, suffix: str) -> ShardPattern:
+        """Return the pattern of the same names with another suffix than `.tar` or `.tar.zst`."""
+        own = _COMPRESSED_SUFFIX if self.after.endswith(_COMPRESSED_SUFFIX) else _SUFFIX
+        return replace(self, after=f"{self.after.removesuffix(own)}{suffix}")
 
 
 def parse_pattern(pattern: str, *, compressed: bool = False) -> ShardPattern:

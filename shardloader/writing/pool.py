@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shardloader.writing.shard_file import Sealed
     from shardloader.writing.sources.base import Part
 
+_PATIENCE_S = 5.0  # for a process that ends
 _MAX_HELD = 2  # chunks that a worker keeps before it waits to be told where they go
 
 
@@ -82,7 +83,7 @@ class Pool:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(0.2 if error[0] is not None else 5)
+            process.join(0.2 if error[0] is not None else _PATIENCE_S)
             if process.is_alive():
                 process.kill()
                 process.join()
@@ -186,7 +187,7 @@ class Pool:
             try:
                 message = self._pipes[worker].recv()
             except (EOFError, ConnectionError):
-                raise _killed() from None
+                raise self._gone(worker) from None
             self._take(worker, message)
 
     def _take(self, worker: int, message: tuple[Any, ...]) -> None:
@@ -213,14 +214,21 @@ class Pool:
             while True:
                 self._take(worker, self._pipes[worker].recv())
         except (EOFError, ConnectionError):
-            raise _killed() from None
+            raise self._gone(worker) from None
 
-
-def _killed() -> WorldError:
-    return WorldError(
-        "a process that wrote shards was killed, perhaps for want of memory: run the command "
-        "again (finished shards are kept), with fewer workers"
-    )
+    def _gone(self, worker: int) -> WorldError:
+        """Say that a worker is there no more."""
+        process = self._processes[worker]
+        process.join(_PATIENCE_S)
+        if process.exitcode is not None and process.exitcode >= 0:
+            return WorldError(
+                f"a process that wrote shards ended with code {process.exitcode}, and what it said "
+                "before tells why: finished shards are kept"
+            )
+        return WorldError(
+            "a process that wrote shards was killed, perhaps for want of memory: run the command "
+            "again (finished shards are kept), with fewer workers"
+        )
 
 
 def _work(

@@ -164,6 +164,7 @@ def _place(shop: Shop, chunks: list[Chunk], number: int, runs: Sequence[Run]) ->
     filler = Filler(shop)
     try:
         filler.write(chunks[number], runs)
+        filler.sync()  # whoever seals, on another machine, can do that for its own memory only
     finally:
         filler.close()
 

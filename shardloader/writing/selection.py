@@ -15,6 +15,7 @@ from typing import Any
 from shardloader.errors import UsageError
 
 _WORDS = 1 << 64
+_FRACTION = b"fraction"  # a shuffle's words would put the samples of a fraction side by side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Selection:
 
         >>> half = Selection(fraction=(0.0, 0.5))
         >>> sum(half.wants(str(number)) for number in range(1000))
-        494
+        498
         """
         if self.keys is not None and key not in self.keys:
             return False
@@ -55,16 +56,16 @@ class Selection:
         if self.fraction == (0.0, 1.0):
             return True
         low, high = (int(end * _WORDS) for end in self.fraction)
-        return low <= keyed_word(key, 0) < high
+        return low <= keyed_word(key, 0, use=_FRACTION) < high
 
 
-def keyed_word(key: str, seed: int) -> int:
-    """Return 64 bits that follow from a key and a seed, and look random.
+def keyed_word(key: str, seed: int, *, use: bytes = b"") -> int:
+    """Return 64 bits that follow from a key and a seed, and look random; others for another use.
 
     BLAKE2b is a standard (RFC 7693), so they are the same for ever.
     """
-    text = key.encode("utf-8", "surrogateescape")
-    return int.from_bytes(blake2b(text, digest_size=8, key=seed.to_bytes(8, "little")).digest())
+    text, secret = key.encode("utf-8", "surrogateescape"), seed.to_bytes(8, "little")
+    return int.from_bytes(blake2b(text, digest_size=8, key=secret, person=use).digest())
 
 
 def parse_fraction(text: str) -> tuple[float, float]:

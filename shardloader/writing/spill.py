@@ -94,6 +94,8 @@ class Spill:
                 offsets.append(offsets[-1] + len(lengths) + len(record) + sample.size_bytes)
             file.seek(0)
             file.write(_table(words, offsets))
+            file.flush()
+            os.fsync(file.fileno())  # a run of zeros, after a power cut, would hold no samples
         chunk.samples.clear()
 
     def complete(self, facts: dict[str, int]) -> None:

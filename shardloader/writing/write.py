@@ -111,10 +111,10 @@ def write_shards(
     return run(make_job(source, folder, **options), progress=progress)  # type: ignore[arg-type]
 
 
-def run(job: Job, *, progress: Progress | None = None, survey: Survey | None = None) -> Written:
+def run(job: Job, *, progress: Progress | None = None) -> Written:
     """Do a job, or finish it."""
     check_apart(job)
-    survey = survey or job.source.survey()
+    survey = job.source.survey()
     destination = Destination(folder=job.folder, pattern=job.pattern, mode=job.mode)
     begun = destination.begin(job.fingerprint(survey))
     write = _Write(job, survey, destination, begun, progress or Silent())
@@ -250,12 +250,20 @@ class _Write:
             facts = self._spill.facts if self._spill is not None else None
             if self._lines:
                 size_bytes, count = self._lines[-1].refused_bytes, self._lines[-1].num_refused
+                if size_bytes and not (path.is_file() and path.stat().st_size >= size_bytes):
+                    raise self._gone(path)
             elif facts is not None:
                 size_bytes, count = facts["refused_bytes"], facts["num_refused"]
             else:
                 size_bytes = self._begin_list(path)
             self._refusals = Refusals(path, self._job.on_error, size_bytes=size_bytes, count=count)
         return self._refusals
+
+    def _gone(self, path: Path) -> UsageError:
+        return UsageError(
+            f"{path}: an interrupted write is finished from its temporary files, and these are "
+            f"gone: {self._destination.way_to_begin_anew()}"
+        )
 
     def _begin_list(self, path: Path) -> int:
         """Begin with the list of the dataset that is appended to; gives its size."""
@@ -269,6 +277,8 @@ class _Write:
         """Write the input to sorted runs, unless that was done, and give them as the source."""
         spill = self._spill = Spill(self._destination.work.absolute() / _RUNS_NAME, seed)
         facts = spill.facts
+        if facts is None and self._lines:
+            raise self._gone(spill.folder)
         if facts is None:
             facts = self._spill_all(spill.clear())
         elif not self._lines:
@@ -369,7 +379,8 @@ class _Write:
             self._end(closed)
         for _, each in waiting:
             self._list().add(each)
-        self._num_left_out += head.num_left_out
+        if not placer.has_seen(head):
+            self._num_left_out += head.num_left_out
 
     def _end(self, closed: Closed) -> None:
         refusals = self._list()

@@ -60,8 +60,9 @@ class ShardWriter:
     first removes what a writer with this pattern made, and nothing else; or `append=True`, which
     adds shards to the dataset there and keeps its manifest as `manifest-DIGEST.json`.
 
-    `compression="zstd"` writes `.tar.zst` shards, a frame for every `frame_samples` samples, so
-    that reading one sample costs one frame; `max_bytes` is then of the compressed file.
+    `compression="zstd"` writes `.tar.zst` shards, a frame for every `frame_samples` samples, or
+    for 16 MiB of them if that is less, so that reading one sample costs one frame; `max_bytes` is
+    then of the compressed file.
 
     The folder is touched first by `with` or the first `write`. Raises UsageError for options that
     make no sense and for a folder that is in use or not empty, WorldError if the disk fails.
@@ -105,6 +106,7 @@ class ShardWriter:
         self._plain: ShardFile | None = None
         self._framed: FrameFile | None = None
         self._waiting: dict[str, TarredSample] = {}  # of a frame that is not full
+        self._waiting_bytes = 0
         self._last_key: str | None = None
         self._manifest: Manifest | None = None
         self._pid = os.getpid()
@@ -262,8 +264,9 @@ class ShardWriter:
     def _add_to_frame(self, sample: TarredSample, compression: Compression) -> None:
         self._waiting[sample.key] = sample
         in_shard = self._shard.num_samples if self._shard else 0
+        self._waiting_bytes += sample.size_bytes
         is_full = in_shard + len(self._waiting) >= self._limits.max_samples
-        if is_full or len(self._waiting) >= compression.frame_samples:
+        if is_full or compression.is_full(len(self._waiting), self._waiting_bytes):
             self._finish_frame()
         if self._shard is not None and self._shard.num_samples >= self._limits.max_samples:
             self._finish_shard()
@@ -281,7 +284,7 @@ class ShardWriter:
         if self._framed is None:
             self._framed = self._shard = FrameFile(*self._next_file(), self._compression)
         self._framed.add_frame(frame, samples)
-        self._waiting = {}
+        self._waiting, self._waiting_bytes = {}, 0
 
     def _next_file(self) -> tuple[Path, str]:
         name = self._pattern.name(self._first_number + len(self._finished))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+
+from shardloader.reading.cache import Cache
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.indexing import index_dataset
 from tests.cli.workplace import make_corpus
+from tests.packing import zstd_frame
 from tests.shards import tar_bytes, write_shard
 
 
@@ -60,6 +64,7 @@ def test_a_shard_that_is_gone_or_changed_is_exit_code_1(place, run):
     ended = run("info", "corpus")
     assert ended.code == 1
     assert "shard-002.tar" in ended.err
+    assert "samples          200" in ended.out  # what is known is told all the same
     (place / "corpus" / "manifest.json").unlink()
     assert run("info", "corpus").code == 1
 
@@ -122,3 +127,18 @@ def test_a_shard_of_a_list_that_was_not_there_is_named(place, run):
     assert told["samples"] == 10
     write_shard(place / "corpus" / "shard-000.tar", 4)
     assert run("info", *shards, "--json").code == 0
+
+
+def test_the_sizes_of_shards_and_what_they_are_packed_in_are_told(place, run):
+    make_corpus(place / "corpus")
+    first, second, *_ = sorted((place / "corpus").glob("*.tar"))
+    first.write_bytes(gzip.compress(first.read_bytes(), mtime=0))
+    second.write_bytes(zstd_frame(second.read_bytes()))
+    index_dataset(place / "corpus", cache=Cache(place / "cache"))
+    found = run("info", "corpus", "--json").json
+    assert found["compression"] == {"gzip": 1, "none": 2, "zstd": 1}
+    sizes = [path.stat().st_size for path in (place / "corpus").glob("*.tar")]
+    assert found["bytes_a_shard"]["least"] == min(sizes)
+    assert found["bytes_a_shard"]["most"] == max(sizes)
+    told = run("info", "corpus").out
+    assert "compression      gzip (1 shard), none (2 shards), zstd (1 shard)" in told

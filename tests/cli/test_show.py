@@ -56,7 +56,13 @@ def test_a_program_reads_the_same(corpus, run):
         {"field": "txt", "bytes": 12, "text": "é line\nof 4"},
     ]
     shorter = run("show", "corpus", "--chars", "3", "--fields", "txt", "--json").json
-    assert shorter["samples"][0]["fields"][0]["text"] == "é l"
+    (field,) = shorter["samples"][0]["fields"]
+    assert (field["text"], field["characters"]) == ("é l", 11)
+
+
+def test_what_is_not_shown_of_a_text_is_told(corpus, run):
+    assert "    é l\n    ... of 11 characters" in run("show", "corpus", "--chars", "3").out
+    assert "characters" not in run("show", "corpus").out
 
 
 def test_fields_are_extracted_under_their_keys_and_never_over_a_file(corpus, place, run):

@@ -209,6 +209,9 @@ def test_a_folder_with_other_data_is_wrong_use_unless_told(place, run):
         ["rows.jsonl", "--prefix-keys"],
         ["rows.jsonl", "--from", "folder"],
         ["rows.jsonl", "--keys-from", "none.txt"],
+        ["rows.jsonl", "--keys-from", "latin.txt"],
+        ["rows.jsonl", "--from", "csv"],
+        ["odd-store://bucket/rows.jsonl"],
         ["rows.jsonl", "--compression", "zstd", "--level", "99"],
         ["rows.jsonl", "--shuffle", "-1"],
         ["photos", "--key", "id"],
@@ -219,6 +222,7 @@ def test_a_folder_with_other_data_is_wrong_use_unless_told(place, run):
 def test_options_that_make_no_sense_are_wrong_use(words, place, run):
     rows_file(place)
     make_photos(place / "photos")
+    (place / "latin.txt").write_bytes(b"caf\xe9")
     ended = run(
         "write",
         *words[:1],

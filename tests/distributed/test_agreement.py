@@ -18,6 +18,7 @@ COUNTS = (9, 8, 7)
 STAND: dict[str, Any] = {
     "world_size": 4,
     "dataset": "d" * 32,
+    "next_dataset": "d" * 32,
     "seed": 0,
     "window": 10,
     "steps_per_epoch": None,

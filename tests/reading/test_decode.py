@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 import resource
 import struct
 import sys
@@ -465,3 +466,22 @@ def test_bare_numbers_of_another_length_are_bad_data() -> None:
 def test_a_declaration_that_makes_no_sense_is_refused(dtype, shape) -> None:
     with pytest.raises(UsageError, match=r"^RawArray\((dtype|shape)=\)"):
         RawArray(dtype, shape)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "it has 0 bytes"),
+        (b"<html>Not found</html>", "it looks like HTML"),
+        (b"\x89PNG\r\n\x1a\n", "it begins as a PNG does: name its decoder"),
+        (b"RIFF....WEBP", "it begins as a WebP does"),
+        (b"version https://git-lfs.github.com/spec/v1", "Git LFS pointer"),
+        (b"what else", "it begins b'what else'"),
+    ],
+)
+@pytest.mark.parametrize("field", ["jpg", "png"])
+def test_what_is_no_image_is_told_by_what_it_seems_to_be(field, data, says):
+    if field == "png" and data.startswith(b"\x89PNG"):
+        data, says = b"\xff\xd8\xff\xe0", "it begins as a JPEG does"
+    with pytest.raises(DecodeError, match=re.escape(says)):
+        resolve("default").decode(field, data)

@@ -39,7 +39,7 @@ def test_what_fails_in_the_middle_leaves_the_old_file_and_nothing_else(
     if failing == "fsync":
         monkeypatch.setattr(os, "fsync", fail)
     else:
-        target, name = (store, "_write_and_sync") if failing == "write" else (Path, "replace")
+        target, name = (store, "write_and_sync") if failing == "write" else (Path, "replace")
         monkeypatch.setattr(target, name, fail)
     with pytest.raises(WorldError, match=r"file: .*No space left"):
         publish(tmp_path / "file", b"new")

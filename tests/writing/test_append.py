@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardloader.errors import UsageError
+from shardloader.errors import UsageError, WorldError
 from shardloader.format.manifest import Manifest
 from shardloader.reading.catalog import open_catalog
+from shardloader.reading.source import UNFINISHED_NAME
+from shardloader.writing.destination import Destination
 from shardloader.writing.write import write_shards
 from shardloader.writing.writer import ShardWriter
 from tests.shards import write_shard
@@ -74,6 +76,20 @@ def test_appending_by_one_writer_or_another_gives_the_same(tmp_path: Path, sourc
     assert visible(tmp_path / "one") == visible(tmp_path / "two")
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_dataset_of_plain_and_packed_shards_has_each_number_once(
+    tmp_path: Path, source: Source, packed: bool
+) -> None:
+    kinds: list[Any] = ["zstd", None] if packed else [None, "zstd"]
+    for kind in kinds:
+        with ShardWriter(tmp_path / "out", append=kind != kinds[0], compression=kind) as writer:
+            writer.write({"__key__": f"{kind}", "txt": "x"})
+    write_shards(source, tmp_path / "out", append=True, compression="zstd")
+    names = open_catalog(tmp_path / "out").manifest.names
+    assert [name.partition(".")[0] for name in names] == [f"shard-{n:06d}" for n in range(3)]
+    assert read_dataset(tmp_path / "out")[2:] == EXPECTED
+
+
 def test_appending_nothing_leaves_the_dataset_what_it_is(tmp_path: Path) -> None:
     old = begin(tmp_path / "out")
     with ShardWriter(tmp_path / "out", append=True):
@@ -102,6 +118,32 @@ def test_killed_at_any_step_the_old_dataset_is_there_and_the_same_write_finishes
         if code == 0:
             break
     assert step > 20
+
+
+def test_an_append_that_is_given_up_does_not_cost_the_dataset(
+    tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out"
+    old = begin(folder)
+    publish = Destination.publish_manifest
+
+    def failing(destination: Destination, manifest: Manifest) -> None:
+        raise WorldError("the disk is full")
+
+    monkeypatch.setattr(Destination, "publish_manifest", failing)
+    with pytest.raises(WorldError):
+        write_shards(source, folder, max_samples=30, append=True)
+    monkeypatch.setattr(Destination, "publish_manifest", publish)
+    with pytest.raises(
+        UsageError, match=r"remove 'shard-000003\.tar', 'shard-000004\.tar'"
+    ) as told:
+        write_shards(source, folder, max_samples=40, append=True)
+    assert "overwrite=True" not in str(told.value)
+    for path in [*folder.glob("shard-00000[34]*"), folder / UNFINISHED_NAME]:
+        path.unlink()
+    assert open_catalog(folder).manifest.digest == old.digest
+    written = write_shards(source, folder, max_samples=40, append=True)
+    assert written.manifest.num_samples == old.num_samples + len(EXPECTED)
 
 
 def test_appending_wants_a_finished_dataset(tmp_path: Path, source: Source) -> None:

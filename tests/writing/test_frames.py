@@ -16,7 +16,11 @@ from shardloader.errors import UsageError
 from shardloader.format.index import SampleIndex
 from shardloader.format.tar_header import END_OF_ARCHIVE
 from shardloader.writing import frames
+from shardloader.writing.chunks import Recipe, chunks_of
 from shardloader.writing.frames import Compression, compress, seek_table
+from shardloader.writing.sources.tar_files import TarShards
+from shardloader.writing.tarring import tarred
+from shardloader.writing.write import write_shards
 from shardloader.writing.writer import ShardWriter
 from tests.writing.reading_back import manifest_of, read_dataset, tar_of
 
@@ -123,6 +127,25 @@ def test_shards_hold_what_the_limits_say(
         assert size <= max_bytes or found <= frame_samples  # at least one frame goes into a shard
     if max_bytes == 9000 and max_samples <= 12 and count:
         assert set(manifest.counts.tolist()[:-1]) <= {max_samples}
+
+
+def test_big_samples_end_a_frame_before_it_is_full_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "FULL_FRAME_BYTES", 9000)
+    write(tmp_path / "one", 20, frame_samples=1000)
+    source = TarShards([str(tmp_path / "one")])
+    recipe = Recipe(compression=Compression(frame_samples=1000), chunk_bytes=10_000)
+    a_sample = tarred(sample(0)).size_bytes
+    (part,) = source.parts()
+    for chunk in chunks_of(source, part, recipe):
+        assert chunk.num_bytes < 10_000 + 9000 + a_sample
+    write_shards(source, tmp_path / "two", compression="zstd", frame_samples=1000)
+    for name in ("one", "two"):
+        table = table_of((tmp_path / name / "shard-000000.tar.zst").read_bytes())
+        assert all(9000 <= plain < 9000 + a_sample for _, plain in table[:-2])
+        assert len(table) > 3
+    assert read_dataset(tmp_path / "one") == read_dataset(tmp_path / "two")
 
 
 def test_a_flipped_bit_is_found_by_the_frames_checksum(tmp_path: Path) -> None:

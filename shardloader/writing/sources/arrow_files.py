@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardloader.errors import MissingExtraError, UsageError, WorldError
-from shardloader.writing.sources.base import PART_BYTES, Part, Refused, Survey
+from shardloader.writing.sources.base import PART_BYTES, Part, Refused
 from shardloader.writing.sources.files import (
+    FileSource,
     InputFile,
-    count,
-    find_files,
     is_remote,
     opened,
     suffix_of,
@@ -75,29 +74,17 @@ class _Columns:
     others: tuple[str, ...]
 
 
-class ArrowRows:
-    """Parquet or Arrow files, or a dataset that `datasets` saved to disk."""
+class ArrowRows(FileSource):
+    """Parquet or Arrow files, or datasets that `datasets` saved to disk."""
 
     def __init__(self, words: Sequence[str], *, choice: Choice | None = None) -> None:
-        self._choice = choice or Choice()
-        found = find_files(words)
-        self._files = _in_saved_order([f for f in found if suffix_of(f.name, SUFFIXES)], found)
+        super().__init__(words, SUFFIXES, choice)
+        self._files = _in_saved_order(self._files, self._others)
 
     @property
     def about(self) -> dict[str, Any]:
         """The options that decide what is read."""
         return {"kind": "arrow", "choice": self._choice.about}
-
-    @property
-    def beside(self) -> dict[str, bytes]:
-        """Nothing."""
-        return {}
-
-    def survey(self) -> Survey:
-        """Look at the files' sizes."""
-        survey = Survey()
-        count(survey, self._files)
-        return survey
 
     def parts(self) -> Iterator[Part]:
         """Cut Parquet files into row groups, Arrow files into stretches of batches."""
@@ -108,11 +95,6 @@ class ArrowRows:
                 yield Part(number, num_bytes, what)
                 number += 1
 
-    def where(self, part: Part) -> str:
-        """Say which file or folder a part is of."""
-        shown: str = self._files[part.what.file].shown
-        return shown
-
     def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
         """Yield a sample for each row."""
         del outline
@@ -122,7 +104,7 @@ class ArrowRows:
         for batch in _batches(file, what, self._choice):
             used = _use_of(batch.schema)
             arrays = _array_types(batch.schema, self._choice)
-            for row in batch.to_pylist():
+            for row in _python_rows(batch, where=file.shown):
                 yield self._sample(file, number, row, used, arrays)
                 number += 1
 
@@ -135,7 +117,7 @@ class ArrowRows:
         arrays: dict[str, Any],
     ) -> Sample | Refused:
         where = f"{file.shown}, row {number}"
-        key = f"{file.stem}/{number:09d}"
+        key = f"{file.stem(SUFFIXES)}/{number:09d}"
         if self._choice.key is not None:
             if row[self._choice.key] is None:
                 return Refused("", where, f"the row has no {self._choice.key!r}, which is the key")
@@ -302,6 +284,49 @@ def _stored_batches(handle: Any) -> Iterator[Any]:
         yield reader.get_batch(number)
 
 
+def _python_rows(batch: Any, *, where: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows as Python's values; what is finer than microseconds as an ISO text.
+
+    pyarrow would make objects of pandas' of that, or raise where pandas is not installed.
+    """
+    columns = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            columns.append(_times(column) if _has_nanoseconds(column.type) else column.to_pylist())
+        except ValueError as error:
+            raise UsageError(
+                f"{where}: the column {name!r} can't be read: {error}; write it with microseconds"
+            ) from error
+    for values in zip(*columns, strict=True):
+        yield dict(zip(batch.schema.names, values, strict=True))
+
+
+def _has_nanoseconds(kind: Any) -> bool:
+    pa = _arrow()
+    is_time = pa.types.is_timestamp(kind) or pa.types.is_time64(kind)
+    return bool(is_time and kind.unit == "ns")
+
+
+def _times(column: Any) -> list[Any]:
+    pa = _arrow()
+    kind = column.type
+    coarse = pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.time64("us")
+    numbers = column.cast(pa.int64()).to_pylist()
+    whole = [None if number is None else number // 1000 for number in numbers]
+    found = pa.array(whole, pa.int64()).cast(coarse).to_pylist()
+    return [
+        value if number is None or number % 1000 == 0 else _finer(value, number % 1000)
+        for value, number in zip(found, numbers, strict=True)
+    ]
+
+
+def _finer(value: datetime | time, nanoseconds: int) -> str:
+    """Give the ISO text of a time with nine digits behind the point."""
+    text = value.isoformat(timespec="microseconds")
+    end = text.index(".") + 7
+    return f"{text[:end]}{nanoseconds:03d}{text[end:]}"
+
+
 def _use_of(schema: Any) -> _Columns:
     pa = _arrow()
     images, binaries, others = [], [], []
@@ -339,17 +364,38 @@ def _is_fixed_list(pa: Any, kind: Any) -> bool:
     return bool(pa.types.is_fixed_size_list(kind))
 
 
-def _in_saved_order(files: list[InputFile], found: list[InputFile]) -> list[InputFile]:
-    """Put the files of a folder that `datasets` saved into the order that it says."""
-    state = next((file for file in found if file.name == SAVED_STATE), None)
-    if state is None:
-        if any(file.name == "dataset_dict.json" for file in found):
-            raise UsageError("this folder holds several splits, as `datasets` saved them: give one")
-        return files
+def _in_saved_order(files: list[InputFile], others: list[InputFile]) -> list[InputFile]:
+    """Put the files of each folder that `datasets` saved into the order that it says."""
+    if any(_base_name(file) == "dataset_dict.json" for file in others):
+        raise UsageError("this folder holds several splits, as `datasets` saved them: give one")
+    saved = {_folder(file): file for file in others if _base_name(file) == SAVED_STATE}
+    ordered: list[InputFile] = []
+    for folder in dict.fromkeys(map(_folder, files)):
+        here = [file for file in files if _folder(file) == folder]
+        ordered += _listed(saved[folder], here) if folder in saved else here
+    return ordered
+
+
+def _listed(state: InputFile, files: list[InputFile]) -> list[InputFile]:
+    """Give the files that a saved dataset says it has, in its order."""
     with opened(state.location) as handle:
-        listed = [entry["filename"] for entry in json.load(handle)["_data_files"]]
-    by_name = {file.name: file for file in files}
+        said = json.load(handle)
+    if any(value for name, value in said.items() if name.startswith("_indices")):
+        raise UsageError(
+            f"{state.shown}: rows were chosen from this dataset and saved as their numbers, by an "
+            "old release of `datasets`: load it with that and save flatten_indices() of it"
+        )
+    by_name = {_base_name(file): file for file in files}
+    listed = [entry["filename"] for entry in said["_data_files"]]
     missing = [name for name in listed if name not in by_name]
     if missing:
         raise UsageError(f"{state.shown} lists {missing[0]!r}, which is not there")
     return [by_name[name] for name in listed]
+
+
+def _folder(file: InputFile) -> str:
+    return file.location.rpartition("/")[0]
+
+
+def _base_name(file: InputFile) -> str:
+    return file.location.rpartition("/")[2]

@@ -7,6 +7,7 @@ Parts depend on the input alone: not on workers, the order of a folder, the loca
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -105,3 +106,13 @@ class Source(Protocol):
 def printable(path: str) -> str:
     """Return a path that can be printed and written to JSON, also where it is no valid UTF-8."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def utf8_name(name: str) -> str:
+    """Return a file's name, which the system decoded, as UTF-8 says it, whatever the locale."""
+    return name if name.isascii() else os.fsencode(name).decode("utf-8", "surrogateescape")
+
+
+def system_name(name: str) -> str:
+    """Return what `utf8_name` was given: by that the system finds the file."""
+    return name if name.isascii() else os.fsdecode(name.encode("utf-8", "surrogateescape"))

@@ -10,59 +10,48 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardloader.errors import UsageError
-from shardloader.writing.sources.base import Part, Refused, Survey
-from shardloader.writing.sources.files import InputFile, count, find_files, opened, suffix_of
-from shardloader.writing.sources.mapping import Choice
+from shardloader.writing.sources.base import Part, Refused
+from shardloader.writing.sources.files import FileSource, InputFile, opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardloader.writing.sources.base import Sample
+    from shardloader.writing.sources.mapping import Choice
 
 SUFFIXES = (".csv", ".tsv")
 _LONGEST_VALUE = 2**31 - 1
 
 
-class CsvRows:
+class _Whole(NamedTuple):
+    """A file, by number."""
+
+    file: int
+
+
+class CsvRows(FileSource):
     """Files of rows under a line of column names, in UTF-8."""
 
     def __init__(self, words: Sequence[str], *, choice: Choice | None = None) -> None:
-        self._choice = choice or Choice()
-        self._files = [f for f in find_files(words) if suffix_of(f.name, SUFFIXES)]
+        super().__init__(words, SUFFIXES, choice)
 
     @property
     def about(self) -> dict[str, Any]:
         """The options that decide what is read."""
         return {"kind": "csv", "choice": self._choice.about}
 
-    @property
-    def beside(self) -> dict[str, bytes]:
-        """Nothing."""
-        return {}
-
-    def survey(self) -> Survey:
-        """Look at the files' sizes."""
-        survey = Survey()
-        count(survey, self._files)
-        return survey
-
     def parts(self) -> Iterator[Part]:
         """Give each file as one part."""
         for number, file in enumerate(self._files):
-            yield Part(number, file.size, file)
-
-    def where(self, part: Part) -> str:
-        """Say which file or folder a part is of."""
-        shown: str = part.what.shown
-        return shown
+            yield Part(number, file.size, _Whole(number))
 
     def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
         """Yield a sample for each row."""
         del outline
-        file: InputFile = part.what
+        file = self._files[part.what.file]
         delimiter = "\t" if file.name.lower().endswith(".tsv") else ","
         with opened(file.location) as handle:
             text = io.TextIOWrapper(
@@ -75,7 +64,12 @@ class CsvRows:
                 csv.field_size_limit(limit)
 
     def _rows(self, file: InputFile, reader: Any) -> Iterator[Sample | Refused]:
-        names = next(reader, None)
+        try:
+            names = next(reader, None)
+        except csv.Error as error:
+            raise UsageError(
+                f"{file.shown}: the first line names the columns, and is not CSV: {error}"
+            ) from error
         if names is None:
             return
         if len(set(names)) != len(names):
@@ -103,7 +97,11 @@ class CsvRows:
             yield self._sample(file, number, dict(zip(names, values, strict=True)))
 
     def _sample(self, file: InputFile, number: int, row: dict[str, str]) -> Sample:
-        key = f"{file.stem}/{number:09d}" if self._choice.key is None else row[self._choice.key]
+        key = (
+            f"{file.stem(SUFFIXES)}/{number:09d}"
+            if self._choice.key is None
+            else row[self._choice.key]
+        )
         fields: dict[str, Any] = self._choice.of_row(row) if self._choice.pairs else {"json": row}
         return {"__key__": key, **fields}
 

@@ -1,7 +1,8 @@
 """Which files does a word mean, and how are they opened?
 
 A local path is never parsed as a URL; what holds "://" goes through fsspec, whatever the store.
-Files below a folder come sorted by the bytes of their names.
+Files below a folder come sorted by the bytes of their names. `FileSource` is what sources of files
+have in common.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 from shardloader.errors import UsageError, WorldError
 from shardloader.format.urls import without_secrets
 from shardloader.reading.patterns import expand, local_path
+from shardloader.writing.sources.base import Skipped, Survey, printable, utf8_name
+from shardloader.writing.sources.mapping import Choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardloader.writing.sources.base import Survey
+    from shardloader.writing.sources.base import Part
+
+_PIECE_BYTES = 1 << 20
+_OF_A_DATASET = (".index", "manifest.json", "state.json", "dataset_info.json")  # not worth a word
 
 
 class InputFile(NamedTuple):
@@ -34,11 +40,64 @@ class InputFile(NamedTuple):
         """Where it is, as messages and lists of refused samples may tell."""
         return without_secrets(self.location)
 
-    @property
-    def stem(self) -> str:
-        """The name without its suffixes, for keys; a folder's dots stay."""
+    def stem(self, suffixes: Sequence[str]) -> str:
+        """The name without its suffix, for keys: a base name's dots become `_`."""
         folder, slash, base = self.name.rpartition("/")
-        return f"{folder}{slash}{base.partition('.')[0] or base.replace('.', '_')}"
+        stem = base[: len(base) - len(suffix_of(base, suffixes))] or base
+        return f"{folder}{slash}{stem.replace('.', '_')}"
+
+
+class FileSource:
+    """Those of the files that words mean which end in one of some suffixes.
+
+    Raises UsageError where there is none, and for one that is given twice.
+    """
+
+    def __init__(
+        self, words: Sequence[str], suffixes: Sequence[str], choice: Choice | None = None
+    ) -> None:
+        self._choice = choice or Choice()
+        found = find_files(words)
+        self._files = [file for file in found if suffix_of(file.name, suffixes)]
+        self._others = [file for file in found if not suffix_of(file.name, suffixes)]
+        if not self._files:
+            raise UsageError(
+                f"there is nothing to read at {without_secrets(words[0])!r}: no file there ends in "
+                f"{', '.join(suffixes)}"
+            )
+        _refuse_twice(self._files)
+
+    @property
+    def beside(self) -> dict[str, bytes]:
+        """Nothing."""
+        return {}
+
+    def survey(self) -> Survey:
+        """Look at the files' sizes; files of other kinds are left out."""
+        survey = Survey()
+        for file in self._files:
+            survey.saw(file.location, file.size, file.stamp)
+        survey.skipped += [
+            Skipped(printable(without_secrets(file.name)), "of another kind than what is read")
+            for file in self._others
+            if not file.name.endswith(_OF_A_DATASET)
+        ]
+        return survey
+
+    def where(self, part: Part) -> str:
+        """Say which file a part is of."""
+        shown: str = self._files[part.what.file].shown
+        return shown
+
+
+def _refuse_twice(files: Sequence[InputFile]) -> None:
+    seen: set[str] = set()
+    for file in files:
+        if file.location in seen:
+            raise UsageError(
+                f"a file is read once, and {file.shown!r} is given twice: leave one of them out"
+            )
+        seen.add(file.location)
 
 
 def is_remote(word: str) -> bool:
@@ -80,18 +139,19 @@ def opened(location: str) -> Iterator[IO[bytes]]:
         raise WorldError(told) from error
 
 
+def pieces_of(location: str) -> Iterator[bytes]:
+    """Yield the bytes of a file, some of them at a time; raises WorldError."""
+    with opened(location) as handle:
+        while piece := handle.read(_PIECE_BYTES):
+            yield piece
+
+
 def _open(location: str) -> IO[bytes]:
     if not is_remote(location):
         return Path(location).open("rb")
     import fsspec
 
     return cast("IO[bytes]", fsspec.open(location, "rb").open())
-
-
-def count(survey: Survey, files: Sequence[InputFile]) -> None:
-    """Take files into a survey."""
-    for file in files:
-        survey.saw(file.location, file.size, file.stamp)
 
 
 def _local(word: str) -> list[InputFile]:
@@ -110,7 +170,8 @@ def _local(word: str) -> list[InputFile]:
 
 def _file(path: str, name: str) -> InputFile:
     status = Path(path).stat()
-    return InputFile(str(Path(path).absolute()), name, status.st_size, str(status.st_mtime_ns))
+    stamp = str(status.st_mtime_ns)
+    return InputFile(str(Path(path).absolute()), utf8_name(name), status.st_size, stamp)
 
 
 def _below(folder: str) -> Iterator[InputFile]:
@@ -141,6 +202,8 @@ def _remote(word: str) -> list[InputFile]:
             found = {path: store.info(path)}
     except FileNotFoundError:
         return []
+    except (ImportError, ValueError) as error:  # a store that fsspec, or this machine, has not
+        raise UsageError(without_secrets(f"{word}: can't be read: {error}")) from error
     except OSError as error:
         told = without_secrets(f"{word}: can't be listed: {error.strerror or error}")
         raise WorldError(told) from error

@@ -31,6 +31,8 @@ from shardloader.writing.sources.base import (
     Skipped,
     Survey,
     printable,
+    system_name,
+    utf8_name,
 )
 from shardloader.writing.sources.mapping import Choice
 
@@ -89,6 +91,8 @@ class FolderTree:
         self._choice = choice or Choice()
         if self._choice.key is not None:
             raise UsageError("a folder's samples have their paths as keys: give no key column")
+        if classes is not None and any(pair[0] == "cls" != pair[1] for pair in self._choice.pairs):
+            raise UsageError("the field cls of class folders is the folder's number: take another")
         self._asked_classes = classes
         self._classes: dict[str, int] | None = None
 
@@ -211,7 +215,7 @@ def scan_folder(root: Path, prefix: str) -> list[Entry]:
     Raises UsageError if the root is no folder, WorldError for a folder that can't be read.
     """
     try:
-        with os.scandir(root / prefix) as found:
+        with os.scandir(root / system_name(prefix)) as found:
             return [_entry(prefix, item) for item in found]
     except NotADirectoryError:
         raise UsageError(f"the source is a folder, and {str(root)!r} is none") from None
@@ -262,7 +266,7 @@ def arrange(
 
 def _entry(prefix: str, item: os.DirEntry[str]) -> Entry:
     """Describe what was found; a "folder" is one to go into."""
-    path = prefix + item.name
+    path = prefix + utf8_name(item.name)
     if item.is_symlink():
         return Entry(path, "symlink")
     is_folder = item.is_dir(follow_symlinks=False)
@@ -329,7 +333,7 @@ def _matcher(include: Sequence[str]) -> Callable[[str], bool]:
 
 
 def _contents(folder: Path, file: TreeFile) -> bytes:
-    path = folder / file.path
+    path = folder / system_name(file.path)
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -8,17 +8,17 @@ byte. Blank lines are no samples. A line that is no JSON object is refused with 
 
 from __future__ import annotations
 
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from shardloader.writing.sources.base import PART_BYTES, Part, Refused, Survey
-from shardloader.writing.sources.files import InputFile, count, find_files, opened, suffix_of
+from shardloader.format.unpacking import unpacked_pieces
+from shardloader.writing.sources.base import PART_BYTES, Part, Refused
+from shardloader.writing.sources.files import FileSource, InputFile, opened, pieces_of, suffix_of
 from shardloader.writing.sources.mapping import Choice, key_of
-from shardloader.writing.sources.unpacking import blocks, lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardloader.writing.sources.base import Sample
 
@@ -39,28 +39,16 @@ class _Lines(NamedTuple):
     line: int
 
 
-class JsonLines:
+class JsonLines(FileSource):
     """Files of JSON objects, one a line."""
 
     def __init__(self, words: Sequence[str], *, choice: Choice | None = None) -> None:
-        self._choice = choice or Choice()
-        self._files = [f for f in find_files(words) if suffix_of(f.name, SUFFIXES)]
+        super().__init__(words, SUFFIXES, choice)
 
     @property
     def about(self) -> dict[str, Any]:
         """The options that decide what is read."""
         return {"kind": "jsonl", "choice": self._choice.about}
-
-    @property
-    def beside(self) -> dict[str, bytes]:
-        """Nothing."""
-        return {}
-
-    def survey(self) -> Survey:
-        """Look at the files' sizes."""
-        survey = Survey()
-        count(survey, self._files)
-        return survey
 
     def parts(self) -> Iterator[Part]:
         """Cut the files at ends of lines, counting the lines on the way."""
@@ -74,25 +62,20 @@ class JsonLines:
                 yield Part(number, (piece.stop or 0) - piece.start, piece)
                 number += 1
 
-    def where(self, part: Part) -> str:
-        """Say which file or folder a part is of."""
-        shown: str = self._files[part.what.file].shown
-        return shown
-
     def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
         """Yield a sample for each line."""
         del outline  # what a line becomes is known when it is read
         what: _Lines = part.what
         file = self._files[what.file]
-        with opened(file.location) as handle:
-            if what.stop is None:
-                found = lines(blocks(handle, name=file.shown))
-            else:
-                found = _lines_between(handle, what.start, what.stop)
-            for number, line in enumerate(found, start=what.line):
-                item = self._item(file, number, line)
-                if item is not None:
-                    yield item
+        pieces: Iterable[bytes | memoryview]
+        if what.stop is None:
+            pieces = unpacked_pieces(pieces_of(file.location), name=file.shown)
+        else:
+            pieces = _between(file.location, what.start, what.stop)
+        for number, line in enumerate(_lines(pieces), start=what.line):
+            item = self._item(file, number, line)
+            if item is not None:
+                yield item
 
     def _item(self, file: InputFile, number: int, line: bytes) -> Sample | Refused | None:
         text = (line[len(_BOM) :] if number == 0 and line.startswith(_BOM) else line).strip()
@@ -107,7 +90,7 @@ class JsonLines:
             return Refused(
                 "", where, f"a row is a JSON object, and this one is {type(row).__name__}"
             )
-        key = f"{file.stem}/{number:09d}"
+        key = f"{file.stem(SUFFIXES)}/{number:09d}"
         if self._choice.key is not None:
             if row.get(self._choice.key) is None:
                 return Refused("", where, f"the row has no {self._choice.key!r}, which is the key")
@@ -116,14 +99,30 @@ class JsonLines:
         return {"__key__": key, **fields}
 
 
-def _lines_between(handle: IO[bytes], start: int, stop: int) -> Iterator[bytes]:
-    handle.seek(start)
-    left = stop - start
-    pieces = []
-    while left and (piece := handle.read(left)):
-        pieces.append(piece)
-        left -= len(piece)
-    return lines(pieces)
+def _between(location: str, start: int, stop: int) -> list[bytes]:
+    """Read all at once: some stores give every reader the same open file."""
+    left, pieces = stop - start, []
+    with opened(location) as handle:
+        handle.seek(start)
+        while left and (piece := handle.read(left)):
+            pieces.append(piece)
+            left -= len(piece)
+    return pieces
+
+
+def _lines(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    """Yield the lines of some bytes, without their ends."""
+    rest: list[bytes] = []
+    for piece in pieces:
+        first, *others = bytes(piece).split(b"\n")
+        rest.append(first)
+        if others:
+            yield b"".join(rest)
+            yield from others[:-1]
+            rest = [others[-1]]
+    last = b"".join(rest)
+    if last:
+        yield last
 
 
 def _cut(file: InputFile, at: int) -> Iterator[_Lines]:

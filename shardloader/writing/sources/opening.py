@@ -114,7 +114,8 @@ def _judged(word: str, seen: set[str], *, has_foreign: bool) -> str:
     if "tar" not in seen:
         return "folder"
     raise UsageError(
-        f"{without_secrets(word)!r} holds tar files and others: say what it is with kind=, one of {', '.join(KINDS)}"
+        f"{without_secrets(word)!r} holds tar files and others: say what it is with kind=, one of "
+        f"{', '.join(KINDS)}"
     )
 
 

@@ -9,42 +9,27 @@ as they are.
 from __future__ import annotations
 
 import logging
-import tempfile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shardloader.errors import ShardError, UsageError
+from shardloader.format.foreign import packing_of
 from shardloader.format.index import SampleIndex
+from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.reading.store import map_file
-from shardloader.writing.sources.base import (
-    PART_BYTES,
-    PART_SAMPLES,
-    Part,
-    Refused,
-    Skipped,
-    Survey,
-    printable,
-)
-from shardloader.writing.sources.files import (
-    InputFile,
-    count,
-    find_files,
-    is_remote,
-    opened,
-    suffix_of,
-)
-from shardloader.writing.sources.mapping import Choice
-from shardloader.writing.sources.unpacking import blocks, is_compressed
+from shardloader.reading.tars import tar_for_a_look, unpack_for_a_look
+from shardloader.writing.sources.base import PART_BYTES, PART_SAMPLES, Part, Refused
+from shardloader.writing.sources.files import FileSource, InputFile, is_remote, pieces_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from shardloader.reading.tars import Tar
     from shardloader.writing.sources.base import Sample
+    from shardloader.writing.sources.mapping import Choice
 
 SUFFIXES = (".tar", ".tar.zst", ".tar.gz", ".tgz")
-OWN_FILES = (".index", "manifest.json")
-
 
 _log = logging.getLogger("shardloader")
 
@@ -58,19 +43,16 @@ class _Stretch(NamedTuple):
     problem: str = ""
 
 
-class TarShards:
+class TarShards(FileSource):
     """Tar shards that somebody wrote."""
 
     def __init__(
         self, words: Sequence[str], *, choice: Choice | None = None, prefix_keys: bool = False
     ) -> None:
-        self._choice = choice or Choice()
+        super().__init__(words, SUFFIXES, choice)
         if self._choice.key is not None:
             raise UsageError("samples in shards have keys: give no key column")
         self._prefix_keys = prefix_keys
-        found = find_files(words)
-        self._files = [file for file in found if suffix_of(file.name, SUFFIXES)]
-        self._others = [file for file in found if not suffix_of(file.name, SUFFIXES)]
         self._open: tuple[int, memoryview, SampleIndex] | None = None  # the shard used last
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,20 +67,6 @@ class TarShards:
             "prefix_keys": self._prefix_keys,
         }
 
-    @property
-    def beside(self) -> dict[str, bytes]:
-        """Nothing."""
-        return {}
-
-    def survey(self) -> Survey:
-        """Look at the files' sizes; what is no shard is left out."""
-        survey = Survey()
-        count(survey, self._files)
-        for file in self._others:
-            if not file.name.endswith(OWN_FILES):
-                survey.skipped.append(Skipped(printable(file.name), "beside the shards, not one"))
-        return survey
-
     def parts(self) -> Iterator[Part]:
         """Cut plain local shards into stretches of samples; give others as one part each."""
         number = 0
@@ -106,11 +74,6 @@ class TarShards:
             for what, num_bytes in self._stretches(at, file):
                 yield Part(number, num_bytes, what)
                 number += 1
-
-    def where(self, part: Part) -> str:
-        """Say which file or folder a part is of."""
-        shown: str = self._files[part.what.file].shown
-        return shown
 
     def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
         """Yield the samples of a stretch."""
@@ -124,7 +87,7 @@ class TarShards:
         except ShardError as error:
             yield Refused("", file.shown, str(error))
             return
-        prefix = f"{file.stem}/" if self._prefix_keys else ""
+        prefix = f"{file.stem(SUFFIXES)}/" if self._prefix_keys else ""
         stop = index.num_samples if what.stop is None else what.stop
         for sample in range(what.start, stop):
             yield self._sample(index, data, sample, prefix, outline=outline)
@@ -146,7 +109,7 @@ class TarShards:
         return {"__key__": prefix + index.key(sample), **found}
 
     def _stretches(self, at: int, file: InputFile) -> Iterator[tuple[_Stretch, int]]:
-        if is_remote(file.location) or is_compressed(file.name):
+        if is_remote(file.location) or _is_packed(file.location):
             yield _Stretch(at, 0, None), file.size
             return
         try:
@@ -170,21 +133,21 @@ class TarShards:
     def _opened(self, at: int, *, is_first: bool) -> tuple[memoryview, SampleIndex]:
         if self._open is None or self._open[0] != at:
             self._open = None
-            data = _mapped(self._files[at])
-            index, notices = SampleIndex.build(data, shard=self._files[at].shown)
-            self._open = (at, data, index)
+            tar = _mapped(self._files[at])
+            index, notices = SampleIndex.build(tar.data, shard=tar.name)
+            self._open = (at, tar.data, index)
             for notice in notices if is_first else ():
                 if notice.is_warning:
                     _log.warning("%s: %s", self._files[at].shown, notice)
         return self._open[1:]
 
 
-def _mapped(file: InputFile) -> memoryview:
-    """Give the bytes of the tar in a file, which may be compressed or remote."""
-    if not is_remote(file.location) and not is_compressed(file.name):
-        return map_file(file.location)
-    with tempfile.NamedTemporaryFile(suffix=".tar") as copy, opened(file.location) as handle:
-        for block in blocks(handle, name=file.shown):
-            copy.write(block)
-        copy.flush()
-        return map_file(copy.name)
+def _is_packed(path: str) -> bool:
+    return packing_of(bytes(map_file(path)[:BLOCK_BYTES])) is not None
+
+
+def _mapped(file: InputFile) -> Tar:
+    """Give the tar in a file, which may be compressed or remote."""
+    if is_remote(file.location):
+        return unpack_for_a_look(pieces_of(file.location), file.shown)
+    return tar_for_a_look(map_file(file.location), file.shown)

@@ -3,7 +3,10 @@ from __future__ import annotations
 import json
 import os
 import random
-from typing import TYPE_CHECKING, Any
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,9 +19,6 @@ from shardloader.writing.sources.folder_tree import Entry, FolderTree, TreeSampl
 from shardloader.writing.sources.mapping import parse_choice
 from shardloader.writing.write import write_shards
 from tests.writing.reading_back import read_dataset
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def tree(folder: Path, paths: list[str]) -> Path:
@@ -269,6 +269,15 @@ def test_a_class_map_that_is_given_numbers_the_folders(tmp_path: Path) -> None:
     assert [skipped.path for skipped in written.survey.skipped] == ["cow/"]
 
 
+def test_the_class_is_the_folders_and_no_other_file_takes_its_field(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "in", ["cat/1.jpg", "cat/1.id"])
+    with pytest.raises(UsageError, match="the folder's number"):
+        FolderTree(folder, classes="by name", choice=parse_choice(None, ["jpg", "cls=id"]))
+    source = FolderTree(folder, classes="by name", choice=parse_choice(None, ["jpg", "cls"]))
+    write_shards(source, tmp_path / "out")
+    assert read_dataset(tmp_path / "out") == [("cat/1", {"cls": b"0", "jpg": b"cat/1.jpg"})]
+
+
 def test_appending_class_folders_with_other_numbers_is_refused(tmp_path: Path) -> None:
     one = tree(tmp_path / "one", ["cat/1.jpg", "dog/1.jpg"])
     two = tree(tmp_path / "two", ["ant/1.jpg", "dog/2.jpg"])
@@ -293,3 +302,29 @@ def test_the_walk_holds_one_folder_at_a_time(tmp_path: Path) -> None:
     for _ in range(5):
         next(walk)
     assert listed[-1] < "03"
+
+
+WRITE = """
+import sys
+from shardloader.writing.write import write_shards
+for source, folder in (sys.argv[1:3], sys.argv[3:5]):
+    write_shards(source, folder)
+"""
+
+
+def test_a_name_is_utf8_in_any_locale(tmp_path: Path) -> None:
+    (tmp_path / "in" / "é").mkdir(parents=True)
+    (tmp_path / "in" / "é" / "猫.txt").write_bytes(b"a cat")
+    (tmp_path / "ü.jsonl").write_bytes(b'{"a": 1}\n')
+    root = str(Path(__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8=0", "-c", WRITE, "in", "tree", "ü.jsonl", "rows"],
+        env={"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": root},
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert read_dataset(tmp_path / "tree") == [("é/猫", {"txt": b"a cat"})]
+    assert read_dataset(tmp_path / "rows") == [("ü/000000000", {"json": b'{"a": 1}'})]

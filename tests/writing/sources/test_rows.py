@@ -30,6 +30,7 @@ from shardloader.writing.sources.arrow_files import ArrowRows
 from shardloader.writing.sources.csv_files import CsvRows
 from shardloader.writing.sources.jsonl_files import JsonLines
 from shardloader.writing.sources.mapping import Choice, parse_choice
+from shardloader.writing.sources.opening import open_source
 from shardloader.writing.write import write_shards
 from tests.writing.reading_back import read_dataset
 
@@ -64,9 +65,9 @@ def test_without_chosen_fields_a_line_is_the_json_byte_for_byte(tmp_path: Path) 
     (tmp_path / "some.rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
     write_shards(tmp_path, tmp_path.parent / "out")
     assert read_dataset(tmp_path.parent / "out") == [
-        ("some/000000000", {"json": b'{"b": 1,  "a":[1.0, 1e3]}'}),
-        ("some/000000001", {"json": ' {"é": "\\u00e9"}'.strip().encode()}),
-        ("some/000000003", {"json": b'{"n": 12345678901234567890123}'}),
+        ("some_rows/000000000", {"json": b'{"b": 1,  "a":[1.0, 1e3]}'}),
+        ("some_rows/000000001", {"json": ' {"é": "\\u00e9"}'.strip().encode()}),
+        ("some_rows/000000003", {"json": b'{"n": 12345678901234567890123}'}),
     ]
 
 
@@ -116,7 +117,7 @@ def test_packed_lines_that_are_cut_or_damaged_are_an_error(tmp_path: Path) -> No
         ("bad.jsonl.gz", gzip.compress(data)[:-8] + bytes(8)),
     ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ShardError, match=f"{name}: the file is (cut short|damaged)"):
+        with pytest.raises(ShardError, match=f"{name}: (truncated|checksum mismatch)"):
             write_shards([str(tmp_path / name)], tmp_path / "out")
     (tmp_path / "two.jsonl.gz").write_bytes(gzip.compress(data[:500]) + gzip.compress(data[500:]))
     written = write_shards([str(tmp_path / "two.jsonl.gz")], tmp_path / "out")
@@ -183,6 +184,29 @@ def test_columns_that_nobody_chose_become_images_bytes_and_one_json(tmp_path: Pa
     }
     assert set(found["a/000000001"]) == {"png", "json"}
     assert set(found["a/000000002"]) == {"raw.bin", "json"}
+
+
+def test_nanoseconds_are_kept_whatever_is_installed(tmp_path: Path) -> None:
+    at = 1_500_000_000_000_000_000
+    rows = table(
+        fine=pa.array([at + 1, at + 2000, None, -1], pa.timestamp("ns", "+02:00")),
+        day=pa.array([5, 7000, None, 0], pa.time64("ns")),
+    )
+    pa.parquet.write_table(rows, tmp_path / "a.parquet")
+    write_shards(tmp_path, tmp_path.parent / "out")
+    found = [json.loads(fields["json"]) for _, fields in read_dataset(tmp_path.parent / "out")]
+    assert [(each["fine"], each["day"]) for each in found] == [
+        ("2017-07-14T04:40:00.000000001+02:00", "00:00:00.000000005"),
+        ("2017-07-14T04:40:00.000002+02:00", "00:00:00.000007"),
+        (None, None),
+        ("1970-01-01T01:59:59.999999999+02:00", "00:00:00"),
+    ]
+
+
+def test_what_python_has_no_value_for_names_the_column(tmp_path: Path) -> None:
+    pa.parquet.write_table(table(a=pa.array([5], pa.duration("ns"))), tmp_path / "a.parquet")
+    with pytest.raises((UsageError, SampleError), match=r"column 'a'|field 'json'"):
+        write_shards(tmp_path, tmp_path.parent / "out")
 
 
 def test_lists_become_arrays_of_their_own_type(tmp_path: Path) -> None:
@@ -272,3 +296,71 @@ def test_a_bad_row_stops_the_write_unless_it_may_be_left_out(tmp_path: Path) -> 
     assert "field 'txt' got a value of type int" in told[1]["reason"]
     assert "written before" in told[2]["reason"]
     assert written.num_refused == 3
+
+
+def test_files_with_dots_in_their_names_give_keys_of_their_own(tmp_path: Path) -> None:
+    for name in ("part.0.jsonl", "part.1.jsonl.gz"):
+        data = b'{"a": 1}\n'
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    write_shards(tmp_path, tmp_path.parent / "out")
+    keys = [key for key, _ in read_dataset(tmp_path.parent / "out")]
+    assert keys == ["part_0/000000000", "part_1/000000000"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "arrow", "tar"])
+def test_files_of_another_kind_alone_are_nothing_to_read(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "rows.txt").write_text('{"a": 1}\n')
+    for word in (tmp_path, tmp_path / "rows.txt"):
+        with pytest.raises(UsageError, match="no file there ends in"):
+            open_source([str(word)], kind=kind)
+
+
+def test_files_of_another_kind_beside_the_rows_are_told_of(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    (tmp_path / "1.txt").write_text("a caption")
+    written = write_shards(tmp_path, tmp_path.parent / "out")
+    assert written.survey.skipped == [("1.txt", "of another kind than what is read")]
+
+
+def test_a_file_that_is_given_twice_is_wrong_use(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
+    for words in ([tmp_path, tmp_path / "a.jsonl"], [tmp_path / "a.jsonl"] * 2):
+        with pytest.raises(UsageError, match=r"a\.jsonl' is given twice"):
+            write_shards([str(word) for word in words], tmp_path.parent / "out")
+
+
+def test_saved_datasets_are_read_one_after_another(tmp_path: Path) -> None:
+    name = "data-00000-of-00001.arrow"
+    for folder, value in (("b", 1), ("a", 2)):
+        (tmp_path / folder).mkdir()
+        with (
+            pa.OSFile(str(tmp_path / folder / name), "wb") as file,
+            pa.ipc.new_stream(file, table(id=[value]).schema) as out,
+        ):
+            out.write_table(table(id=[value]))
+        (tmp_path / folder / "state.json").write_text(
+            json.dumps({"_data_files": [{"filename": name}], "_indices_files": None})
+        )
+    choice = parse_choice("id", ["json=id"])
+    for words, keys in ((["b", "a"], ["1", "2"]), (["."], ["2", "1"])):
+        source = ArrowRows([str(tmp_path / word) for word in words], choice=choice)
+        assert [item["__key__"] for item in items(source)] == keys
+
+
+def test_rows_that_were_saved_as_numbers_of_others_are_refused(tmp_path: Path) -> None:
+    pa.parquet.write_table(table(a=[1]), tmp_path / "dataset.arrow")
+    state = {"_data_files": [{"filename": "dataset.arrow"}], "_indices_data_files": [{}]}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(UsageError, match="flatten_indices"):
+        ArrowRows([str(tmp_path)])
+
+
+def test_a_first_line_that_is_no_csv_is_wrong_use(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('"a"b,c\n1,2\n')
+    with pytest.raises(UsageError, match="the first line names the columns, and is not CSV"):
+        items(CsvRows([str(tmp_path)]))
+
+
+def test_a_store_that_is_not_known_here_is_wrong_use() -> None:
+    with pytest.raises(UsageError, match="Protocol not known"):
+        JsonLines(["odd-store://bucket/a.jsonl"])

@@ -69,6 +69,14 @@ def test_keys_that_come_again_need_the_shards_name_before_them(tmp_path: Path) -
     assert keys(tmp_path / "out") == ["x/000000", "x/000001", "y/x/000000", "y/x/000001"]
 
 
+def test_what_a_shard_is_packed_in_is_told_by_its_first_bytes(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.0.tar").write_bytes(gzip.compress(tar_bytes(sample_members(2))))
+    (tmp_path / "in" / "a.1.tar.gz").write_bytes(tar_bytes(sample_members(2)))
+    write_shards(TarShards([str(tmp_path / "in")], prefix_keys=True), tmp_path / "out")
+    assert keys(tmp_path / "out") == ["a_0/000000", "a_0/000001", "a_1/000000", "a_1/000001"]
+
+
 def test_fractions_share_nothing_and_are_all(tmp_path: Path) -> None:
     write_shard(tmp_path / "in" / "a.tar", 200)
     found = []
@@ -80,6 +88,14 @@ def test_fractions_share_nothing_and_are_all(tmp_path: Path) -> None:
         assert written.num_left_out == 200 - len(found[-1])
     assert sorted(found[0] + found[1]) == [f"{number:06d}" for number in range(200)]
     assert 5 <= len(found[1]) <= 35
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_fraction_is_spread_over_the_whole_of_a_shuffle(seed: int) -> None:
+    tenth = Selection(fraction=(0.0, 0.1))
+    chosen = [key for key in map(str, range(2000)) if tenth.wants(key)]
+    upper = [key for key in chosen if keyed_word(key, seed) >= 1 << 63]
+    assert 0.3 < len(upper) / len(chosen) < 0.7
 
 
 def test_samples_are_chosen_by_list_and_by_pattern(tmp_path: Path) -> None:
