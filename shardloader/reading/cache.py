@@ -62,7 +62,7 @@ class CacheUse:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Where this node keeps the tars of compressed shards, and how much of the disk they may take.
+    """Where this node keeps remote shards and the tars of compressed ones, and how many bytes.
 
     folder: made when first needed; several jobs may share it. max_bytes: the most that it holds,
     a number or a text such as "200GB". max_expansion: how many times its own size a compressed

@@ -31,9 +31,11 @@ from tests.corpora import (
     loader_of,
     loaders_of,
     make_corpus,
+    raises_in_worker,
     valid_of,
 )
 from tests.reading.http_store import HttpStore
+from tests.reading.origins import FORK
 from tests.shards import sample_members, tar_bytes, write_shard
 
 COUNTS = (5, 0, 4, 7, 1, 6)
@@ -163,6 +165,26 @@ def test_each_file_is_fetched_once_a_node_and_no_folder_is_listed(server, cache)
         "corpus/shard-0001.tar.index": 1,
     }
     assert len(cached(cache)) == 4
+
+
+def test_processes_that_ask_at_once_fetch_each_file_once(server, cache):
+    catalog = open_catalog(url_of(server), cache=cache)
+    start = FORK.Barrier(4)
+
+    def read():
+        start.wait(HANG_S)
+        with ShardPool(catalog) as pool:
+            sys.exit(0 if [pool[n].num_samples for n in (0, 1)] == [4, 3] else 1)
+
+    processes = [FORK.Process(target=read) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(HANG_S)
+    assert [process.exitcode for process in processes] == [0] * 4
+    fetched = {path: count for (verb, path), count in server.asked.items() if verb == "GET"}
+    assert set(fetched.values()) == {1}
+    assert len(fetched) == 5
 
 
 @pytest.mark.parametrize(
@@ -317,10 +339,13 @@ def test_secrets_are_nowhere_to_be_seen(server, cache, caplog):
     assert [s for s in secrets if s in "".join(shown)] == []
 
 
-def test_a_store_that_fails_ends_a_run_that_skips_bad_shards(server, cache):
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_store_that_fails_ends_a_run_that_skips_bad_shards(server, cache, num_workers):
     server.faults["GET", SHARD] = ["403"] * 9
-    with pytest.raises(StoreError):
-        everything(url_of(server), cache, on_error="skip")
+    loader = make(url_of(server), num_workers, cache=cache, on_error="skip", shuffle=False)
+    with raises_in_worker(StoreError, "credentials"):
+        contents(loader)
+    assert server.asked["GET", SHARD] == 2
 
 
 def test_a_run_that_skips_bad_shards_skips_one_that_is_not_there(server, cache):
