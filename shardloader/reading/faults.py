@@ -72,8 +72,20 @@ def underlying(error: BaseException) -> BaseException:
     cause = error.__cause__
     if not isinstance(error, FileNotFoundError) or cause is None:
         return error
-    has_status = isinstance(getattr(cause, "status", None), int)
-    return cause if has_status or trouble_of(cause) is not Trouble.LASTING else error
+    tells_more = _status_of(cause) is not None or trouble_of(cause) is not Trouble.LASTING
+    return cause if tells_more else error
+
+
+def _status_of(error: BaseException) -> int | None:
+    """The HTTP status that an error tells, as aiohttp's, azure's and botocore's do."""
+    response = getattr(error, "response", None)
+    answer = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    told = (
+        getattr(error, "status", None),
+        getattr(error, "status_code", None),
+        answer.get("HTTPStatusCode"),
+    )
+    return next((status for status in told if isinstance(status, int)), None)
 
 
 def trouble_of(error: BaseException) -> Trouble:
@@ -83,8 +95,10 @@ def trouble_of(error: BaseException) -> Trouble:
     (<Trouble.PASSING: 'it may go better in a moment'>, <Trouble.MISSING: 'there is no such file'>)
     """
     error = underlying(error)
-    status = getattr(error, "status", None)
-    if isinstance(status, int):
+    status = _status_of(error)
+    if status is None and error.__cause__ is not None:
+        status = _status_of(error.__cause__)  # s3fs gives errors of the system their cause
+    if status is not None:
         server = Trouble.PASSING if status >= 500 else Trouble.LASTING
         return _BY_STATUS.get(status, server)
     if isinstance(error, FileNotFoundError | IsADirectoryError):

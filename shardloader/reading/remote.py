@@ -248,10 +248,15 @@ def _error(shown: str, failure: _Failure, attempts: int) -> WorldError:
         )
     if trouble is Trouble.PAST_END:
         return _PastEndError(f"{shown}: the file ends before the bytes asked for ({words})")
-    tries = f"{attempts} attempts" if attempts > 1 else "one attempt, as more would not help"
+    if trouble is Trouble.LASTING:
+        return StoreError(
+            f"{shown}: the store does not give the file, and would not at another attempt "
+            f"({words}): look at the URL and at storage_options="
+        )
     return StoreError(
-        f"{shown}: the store does not give the file, after {tries} ({words}): look whether it can "
-        "be reached from here and start the run again; a checkpoint resumes where it was"
+        f"{shown}: the store does not give the file, after {attempts} attempts ({words}): look "
+        "whether it can be reached from here and start the run again; a checkpoint resumes where "
+        "it was"
     )
 
 

@@ -15,10 +15,21 @@ class Answered(Exception):  # noqa: N818 - as aiohttp's, which may not be instal
         self.status = status
 
 
-def wrapped(cause):
-    error = FileNotFoundError("a.tar")
+class BotocoreAnswered(Exception):  # noqa: N818
+    def __init__(self, status):
+        super().__init__(status)
+        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
+
+
+def wrapped(cause, error=None):
+    error = error or FileNotFoundError("a.tar")
     error.__cause__ = cause
     return error
+
+
+def botocores(status):
+    """As s3fs raises it: an error of the system, whose cause has the answer."""
+    return wrapped(BotocoreAnswered(status), OSError(errno.EINVAL, "the range is not satisfiable"))
 
 
 @pytest.mark.parametrize(
@@ -35,6 +46,8 @@ def wrapped(cause):
         (wrapped(Answered(404)), Trouble.MISSING),
         (wrapped(ConnectionResetError()), Trouble.PASSING),
         (wrapped(KeyError("a.tar")), Trouble.MISSING),
+        (botocores(416), Trouble.PAST_END),
+        (botocores(503), Trouble.PASSING),
         (IsADirectoryError(), Trouble.MISSING),
         (PermissionError(errno.EACCES, "expired"), Trouble.DENIED),
         (TimeoutError(), Trouble.PASSING),
