@@ -20,6 +20,7 @@ import pytest
 
 import shardloader as sl
 from shardloader.cli import main
+from shardloader.dataset.skipping import loading_kind
 from shardloader.errors import ManifestError, ShardError, StoreError, UsageError
 from shardloader.reading.catalog import earlier, open_catalog
 from shardloader.reading.indexing import index_dataset
@@ -346,6 +347,12 @@ def test_a_store_that_fails_ends_a_run_that_skips_bad_shards(server, cache, num_
     with raises_in_worker(StoreError, "credentials"):
         contents(loader)
     assert server.asked["GET", SHARD] == 2
+    assert loading_kind(StoreError("it does not answer")) is None
+
+
+def test_a_remote_shard_that_is_open_lies_in_the_cache(server, cache):
+    with ShardPool(open_catalog(url_of(server), cache=cache)) as pool:
+        assert pool[0].cached_bytes == (server.folder / "shard-0000.tar").stat().st_size
 
 
 def test_a_run_that_skips_bad_shards_skips_one_that_is_not_there(server, cache):

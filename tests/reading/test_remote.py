@@ -147,7 +147,6 @@ class Expiring(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
     """Accepts a client for its first requests, then refuses it."""
 
     protocol = "expiring"
-    cachable = False
     made = 0
     allowed = 3
 
@@ -158,7 +157,8 @@ class Expiring(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
 
     def cat_file(self, path, start=None, end=None, **options):
         if self.left == 0:
-            raise PermissionError(f"token {self.storage_options.get('token')} expired")
+            token = self.storage_options.get("token")
+            raise PermissionError(f"{token} expired, see https://elsewhere/x?sig=s1gnature")
         self.left -= 1
         return super().cat_file(f"memory://{path.partition('://')[2]}", start, end, **options)
 
@@ -184,7 +184,10 @@ def test_credentials_that_a_new_client_has_too_are_an_error_without_them(expirin
     assert Expiring.made == 2
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
-    assert "t0psecret" not in str(caught.value) + caplog.text + repr(expiring)
+    shown = str(caught.value) + caplog.text + repr(expiring)
+    assert "t0psecret" not in shown
+    assert "s1gnature" not in shown
+    assert "https://elsewhere/x?***" in shown
 
 
 @pytest.mark.parametrize("fault", ["403", "503", "400", "reset"])
