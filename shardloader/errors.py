@@ -14,7 +14,8 @@
     |   |-- SampleError                 a sample can't be written, found or batched
     |   `-- DecodeError                 a field's bytes are not what its name says
     `-- WorldError                      the world failed: disk, network, another process
-        `-- CacheError                  the node's cache can't hold a shard: room, permissions
+        |-- CacheError                  the node's cache can't hold a shard: room, permissions
+        `-- StoreError                  a remote store does not answer, or refuses: try again later
 
 A message gives the rule, then the value, then the way out. Every class can be made from its
 message alone, so that an error crosses from a worker process to the training loop as itself.
@@ -107,3 +108,7 @@ class WorldError(ShardLoaderError):
 
 class CacheError(WorldError):
     """The node's cache can't take or give a shard's tar; the shard is not to blame."""
+
+
+class StoreError(WorldError):
+    """A remote store does not answer, or refuses to; the shard is not to blame."""

@@ -36,6 +36,7 @@ PUBLIC = {
     "Shuffle",
     "Skip",
     "StaleIteratorError",
+    "StoreError",
     "Topology",
     "TopologyError",
     "UsageError",

@@ -6,7 +6,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from shardloader.cli import report
-from shardloader.cli.sources import HELP, add_index_dir, one_dataset
+from shardloader.cli.sources import (
+    HELP_OR_URL,
+    add_index_dir,
+    add_storage_options,
+    one_dataset,
+)
 from shardloader.errors import UsageError
 from shardloader.planning.audit import audit_logs
 from shardloader.planning.history import FAULTS
@@ -51,9 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `audit`."""
     parser.add_argument("logs", metavar="LOGS", help="the folder that ranks logged to")
     parser.add_argument(
-        "source", metavar="SRC", nargs="*", help=f"the dataset that was read: {HELP}"
+        "source", metavar="SRC", nargs="*", help=f"the dataset that was read: {HELP_OR_URL}"
     )
     add_index_dir(parser)
+    add_storage_options(parser)
     parser.add_argument(
         "--unfinished",
         action="store_true",
@@ -75,7 +81,12 @@ def run(options: argparse.Namespace) -> int:
 def _manifest(options: argparse.Namespace) -> Manifest | None:
     if options.source:
         source = one_dataset(options.source)
-        return open_catalog(source, index_dir=options.index_dir, may_index=False).manifest
+        return open_catalog(
+            source,
+            index_dir=options.index_dir,
+            may_index=False,
+            storage_options=options.storage_options,
+        ).manifest
     if options.index_dir is not None:
         raise UsageError("--index-dir says where a dataset's manifest lies: give SRC with it")
     return None

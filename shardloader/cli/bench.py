@@ -134,6 +134,10 @@ def run(options: argparse.Namespace) -> int:
     catalog = open_catalog(
         one_dataset(options.source), index_dir=options.index_dir, cache=cache_of(options)
     )
+    if catalog.source.store is not None:
+        raise UsageError(
+            f"bench measures local datasets, and {catalog.location} is remote: give a local copy"
+        )
     if catalog.manifest.num_samples == 0:
         raise UsageError(f"{catalog.location} has no samples, and there is nothing to measure")
     cores = len(os.sched_getaffinity(0))

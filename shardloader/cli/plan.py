@@ -16,7 +16,12 @@ import numpy as np
 
 from shardloader.cli import drawing, report
 from shardloader.cli.listing import Keys, listed, print_listing, steps_to_list
-from shardloader.cli.sources import HELP, add_index_dir, one_dataset
+from shardloader.cli.sources import (
+    HELP_OR_URL,
+    add_index_dir,
+    add_storage_options,
+    one_dataset,
+)
 from shardloader.cli.stretches import print_stretch, stretch_document, stretches_of
 from shardloader.errors import UsageError
 from shardloader.order.dealing import EVEN_POLICIES
@@ -66,11 +71,12 @@ _MOST_SHARDS = 2 * 10**7
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `plan`."""
-    parser.add_argument("source", metavar="SRC", nargs="*", help=HELP)
+    parser.add_argument("source", metavar="SRC", nargs="*", help=HELP_OR_URL)
     parser.add_argument(
         "--counts", metavar="NxK", help="instead of SRC: plan for N shards of K samples each"
     )
     add_index_dir(parser)
+    add_storage_options(parser)
     _add_topology(parser.add_argument_group("topology"))
     _add_order(parser.add_argument_group("order"))
     listing = parser.add_argument_group("listing")
@@ -208,7 +214,10 @@ def _check(options: argparse.Namespace) -> None:
 def _source(options: argparse.Namespace) -> tuple[Catalog | None, NDArray[np.int64]]:
     if options.counts is None:
         catalog = open_catalog(
-            one_dataset(options.source), index_dir=options.index_dir, may_index=False
+            one_dataset(options.source),
+            index_dir=options.index_dir,
+            may_index=False,
+            storage_options=options.storage_options,
         )
         return catalog, catalog.manifest.counts
     match = _COUNTS.fullmatch(options.counts)

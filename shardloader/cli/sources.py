@@ -7,6 +7,7 @@ a shell gives them for `corpus/*.tar`.
 from __future__ import annotations
 
 import argparse
+import json
 from typing import TYPE_CHECKING, Any
 
 from shardloader.reading.cache import DEFAULT_MAX_BYTES, Cache, default_cache
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from shardloader.format.unpacking import Limits
 
 HELP = "a folder, a brace pattern such as 'corpus/{000..099}.tar', or shards"
+HELP_OR_URL = f"{HELP}; or the URL of a folder with a manifest"
 
 
 def one_dataset(words: list[str]) -> str | list[str]:
@@ -29,6 +31,27 @@ def add_index_dir(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where indexes and manifest lie, if not beside the shards",
     )
+
+
+def add_storage_options(parser: argparse.ArgumentParser) -> None:
+    """Take --storage-options."""
+    parser.add_argument(
+        "--storage-options",
+        type=_json_object,
+        metavar="JSON",
+        help="fsspec's options for a SRC that is a URL, such as '{\"anon\": true}'",
+    )
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """Parse a JSON object, for argparse; what was given may be a secret, and is not shown."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("a JSON object such as '{\"anon\": true}'")
+    return value
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,7 +49,7 @@ class Options:
     make no sense, before anything is opened.
     """
 
-    source: Source
+    source: Source = field(repr=False)
     seed: int
     shuffle: Shuffle | None
     fields: frozenset[str] | None
@@ -63,6 +63,7 @@ class Options:
     steps_per_epoch: int | None
     index_dir: str | PathLike[str] | None
     cache: Cache | None
+    storage_options: Mapping[str, Any] | None = field(repr=False)
     on_change: str
     batch_size: int | None
     collate_fn: Collate | None
@@ -94,6 +95,11 @@ class Options:
             )
         if self.grid is not None and not isinstance(self.grid, Grid):
             raise UsageError(f"grid= takes a Grid(ranks=, workers=, batch=), and was {self.grid!r}")
+        if self.storage_options is not None and not isinstance(self.storage_options, Mapping):
+            raise UsageError(
+                "storage_options= takes a mapping of fsspec's options, such as {'anon': True}, and "
+                f"was given a {type(self.storage_options).__name__}"
+            )
         if self.cache is not None and not isinstance(self.cache, Cache):
             raise UsageError(f"cache= takes a Cache(folder, max_bytes=), and was {self.cache!r}")
 

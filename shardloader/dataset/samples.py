@@ -12,7 +12,13 @@ import numpy as np
 from shardloader.dataset.collate import rows_of
 from shardloader.dataset.skipping import RefusedSampleError, loading_kind, transform_kind
 from shardloader.dataset.transform import Transformer
-from shardloader.errors import CacheError, DecodeError, SampleError, ShardLoaderError
+from shardloader.errors import (
+    CacheError,
+    DecodeError,
+    SampleError,
+    ShardLoaderError,
+    StoreError,
+)
 from shardloader.reading.columns import Spans, column_of, is_quick
 from shardloader.reading.decode import located
 from shardloader.reading.extents import locate
@@ -132,14 +138,14 @@ class SampleReader:
         """Where samples lie that can be read by columns, int64 [n]; None where they can't.
 
         Nor where a shard can't be opened: reading them one by one says so when its turn comes.
-        Raises CacheError.
+        Raises CacheError and StoreError.
         """
         if self._broken and np.isin(shard, list(self._broken)).any():
             return None
         try:
             return locate(self._pool, shard, sample, self._wanted)
-        except CacheError:
-            raise  # the process has waited for room, and would wait as long again
+        except (CacheError, StoreError):
+            raise  # the process has waited, for room or for a store, and would wait as long again
         except ShardLoaderError:
             return None
 

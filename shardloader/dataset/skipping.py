@@ -7,7 +7,8 @@ the next good one of the lane (`order.substitutes`). What was wrong travels with
 `Fault` values, so that it is counted where the batch is received.
 
 Bad is what the data is to blame for. Wrong use (UsageError), a process that ran out of memory or
-files, and a cache that can't hold a shard (CacheError) stop the run in either mode.
+files, a cache that can't hold a shard (CacheError) and a store that fails (StoreError) stop the run
+in either mode.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shardloader.errors import CacheError, UsageError, WorldError
+from shardloader.errors import CacheError, DataError, UsageError, WorldError
 from shardloader.format.unpacking import MAX_EXPANSION, MAX_WINDOW_BYTES, Limits, tar_pieces
 from shardloader.reading.cache_folder import CacheFolder, Part, failure
 from shardloader.reading.sizes import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from shardloader.reading.origin import Origin
 
@@ -62,7 +62,7 @@ class CacheUse:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Where this node keeps the tars of compressed shards, and how much of the disk they may take.
+    """Where this node keeps remote shards and the tars of compressed ones, and how many bytes.
 
     folder: made when first needed; several jobs may share it. max_bytes: the most that it holds,
     a number or a text such as "200GB". max_expansion: how many times its own size a compressed
@@ -115,6 +115,20 @@ class Cache:
         the origin keeps changing, CacheError where the cache's disk fails, or it is too small for
         what is in use at once.
         """
+        return self._kept(origin, make_way, patience_s, unpack=True)
+
+    def file(self, origin: Origin, *, make_way: Callable[[], None] | None = None) -> memoryview:
+        """Map a file that is no tar, as `tar` does: its bytes are kept as they come."""
+        return self._kept(origin, make_way, PATIENCE_S, unpack=False)
+
+    def _kept(
+        self,
+        origin: Origin,
+        make_way: Callable[[], None] | None,
+        patience_s: float,
+        *,
+        unpack: bool,
+    ) -> memoryview:
         folder = CacheFolder(Path(self.folder))
         for _ in range(_VERSIONS_TRIED):
             version = origin.version()
@@ -126,7 +140,7 @@ class Cache:
             with folder.lock(f"{name}.lock"):
                 found = folder.open_cached(name)
                 if found is None:
-                    filling = _Filling(self, folder, origin, version, name)
+                    filling = _Filling(self, folder, origin, version, name, unpack=unpack)
                     found = filling.run(make_way, patience_s)
             if found is not None:
                 return found
@@ -192,13 +206,21 @@ class _Filling:
     """The writing of one tar, by whoever holds its lock."""
 
     def __init__(
-        self, cache: Cache, folder: CacheFolder, origin: Origin, version: str, name: str
+        self,
+        cache: Cache,
+        folder: CacheFolder,
+        origin: Origin,
+        version: str,
+        name: str,
+        *,
+        unpack: bool,
     ) -> None:
         self._cache = cache
         self._folder = folder
         self._origin = origin
         self._version = version
         self._name = name
+        self._unpack = unpack
         self._max_bytes = int(cache.max_bytes)
         self._patience_s = 0.0
         self._is_last_try = False
@@ -222,19 +244,27 @@ class _Filling:
                 raise self._full() from None
 
     def _write(self) -> memoryview | None:
-        logger.info("%s: writing its tar to the cache %s", self._origin.name, self._cache.folder)
+        what = "its tar" if self._unpack else "it"
+        logger.info("%s: writing %s to the cache %s", self._origin.name, what, self._cache.folder)
         part = Part(self._folder, self._name)
         try:
-            pieces = tar_pieces(
-                self._origin.pieces(), shard=self._origin.name, limits=self._cache.limits
-            )
-            for piece in pieces:
+            for piece in self._pieces():
                 self._append(part, memoryview(piece))
             if self._origin.version() != self._version:
                 return None
             return self._published(part)
+        except DataError:
+            if self._origin.version() != self._version:
+                return None  # a mixture of two versions is no damage
+            raise
         finally:
             part.close()
+
+    def _pieces(self) -> Iterator[bytes | memoryview]:
+        pieces = self._origin.pieces()
+        if not self._unpack:
+            return pieces
+        return tar_pieces(pieces, shard=self._origin.name, limits=self._cache.limits)
 
     def _published(self, part: Part) -> memoryview | None:
         try:

@@ -301,6 +301,6 @@ def mapped(descriptor: int) -> memoryview:
 def failure(path: Path, problem: str, error: OSError) -> CacheError:
     """Give the error for what the file system refused."""
     return CacheError(
-        f"{path}: {problem}: {error.strerror or error}; compressed shards need a cache: give "
-        "another folder for it, as shardloader.Cache(folder) or --cache"
+        f"{path}: {problem}: {error.strerror or error}; compressed and remote shards "
+        "need a cache: give another folder for it, as shardloader.Cache(folder) or --cache"
     )

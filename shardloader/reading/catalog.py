@@ -9,17 +9,32 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardloader.errors import ManifestError, ShardError, UsageError, WorldError
 from shardloader.format.damage import UNREADABLE
 from shardloader.format.manifest import Manifest
 from shardloader.reading.cache import default_cache
-from shardloader.reading.indexing import existing_manifest, index_on_first_use, read_manifest
-from shardloader.reading.source import Source, earlier_manifest_name, find_shards, resolve
+from shardloader.reading.indexing import (
+    existing_manifest,
+    index_on_first_use,
+    manifest_at,
+    read_manifest,
+)
+from shardloader.reading.patterns import is_remote
+from shardloader.reading.source import (
+    MANIFEST_NAME,
+    Source,
+    earlier_manifest_name,
+    find_shards,
+    resolve,
+    resolve_remote,
+)
 from shardloader.reading.store import read_file
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shardloader.reading.cache import Cache
     from shardloader.reading.source import PathText, SourceText
 
@@ -67,8 +82,9 @@ def open_catalog(
     may_index: bool = True,
     cache: Cache | None = None,
     keep_damaged: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Catalog:
-    """Open a dataset: a folder, a brace pattern, or a list of shards.
+    """Open a dataset: a folder, a brace pattern, a list of shards, or the URL of a remote folder.
 
     A folder with no manifest, or shards with no index, are indexed first, and that is remembered:
     beside the shards, or under `index_dir`; unless `may_index` is False, then they are refused.
@@ -77,9 +93,21 @@ def open_catalog(
     when there are at most 10,000), and ShardError for a damaged shard. With `keep_damaged` shards
     are no error: of a damaged one what is whole is indexed, one that is missing or changed stays in
     the manifest, and both are logged. Nor is a missing or changed one where none is read.
+
+    A remote folder is opened by its manifest alone, through fsspec with `storage_options`: shards
+    are compared with it when they are fetched. Raises UsageError where it has none, and WorldError
+    where the store does not give it.
     """
-    place = resolve(source, index_dir=index_dir)
     cache = default_cache() if cache is None else cache
+    if is_remote(source):
+        place = resolve_remote(source, index_dir=index_dir, storage_options=storage_options)
+        return _open_remote(place, cache, keep_damaged=keep_damaged)
+    if storage_options:
+        raise UsageError(
+            "storage_options= are those of a remote store, and the source is a local one: leave "
+            "them out, or give a URL such as 's3://bucket/corpus'"
+        )
+    place = resolve(source, index_dir=index_dir)
     manifest = read_manifest(place) if may_index else existing_manifest(place, cache)
     if manifest is None and not may_index:
         raise UsageError(
@@ -96,24 +124,42 @@ def open_catalog(
     return catalog
 
 
+def _open_remote(place: Source, cache: Cache, *, keep_damaged: bool) -> Catalog:
+    manifest = read_manifest(place)
+    if manifest is None:
+        raise UsageError(
+            f"{place.location}: a dataset on a remote store is read by its manifest, and "
+            f"{MANIFEST_NAME} is not there: write it with `shardloader write`, or run `shardloader "
+            "index` on a local copy, and put manifest and indexes beside the shards"
+        )
+    catalog = Catalog(manifest=manifest, source=place, cache=cache)
+    if keep_damaged:
+        _log_damage(catalog)
+    return catalog
+
+
 def earlier(catalog: Catalog, digest: str, *, keep_damaged: bool = False) -> Catalog | None:
     """The dataset as it was when its manifest had this digest; None if that was not kept.
 
     Writing keeps the manifest of a dataset that it appends to. Raises ManifestError for one that is
     damaged, or that lists shards which are not there any more (unless those are skipped).
     """
-    path = Path(catalog.root) / earlier_manifest_name(digest)
-    data = None if catalog.source.names is not None else read_file(path)
-    if data is None:
+    name = earlier_manifest_name(digest)
+    path, store = f"{catalog.root}/{name}", catalog.source.store
+    if store is not None:
+        manifest = manifest_at(store, name)
+    else:
+        data = None if catalog.source.names is not None else read_file(path)
+        manifest = None if data is None else Manifest.from_json_bytes(data, name=path)
+    if manifest is None:
         return None
-    manifest = Manifest.from_json_bytes(data, name=str(path))
     if manifest.digest != digest:
         raise ManifestError(
             f"{path}: a kept manifest is named by its digest, and this one has {manifest.digest}: "
             "it was changed; fetch or write it anew"
         )
     found = replace(catalog, manifest=manifest)
-    if manifest.num_shards <= MAX_CHECKED_SHARDS:
+    if store is None and manifest.num_shards <= MAX_CHECKED_SHARDS:
         check(found, keep_damaged=keep_damaged, is_all=False)
     return found
 

@@ -34,7 +34,13 @@ from shardloader.errors import (
 from shardloader.format.manifest import Manifest
 from shardloader.reading.cache import default_cache
 from shardloader.reading.entry import Entry, current_entry, index_shard
-from shardloader.reading.source import UNFINISHED_NAME, Source, find_shards, resolve
+from shardloader.reading.source import (
+    MANIFEST_NAME,
+    UNFINISHED_NAME,
+    Source,
+    find_shards,
+    resolve,
+)
 from shardloader.reading.store import file_lock, publish, read_file, require_writable
 
 if TYPE_CHECKING:
@@ -42,6 +48,7 @@ if TYPE_CHECKING:
 
     from shardloader.format.notices import Notice
     from shardloader.reading.cache import Cache
+    from shardloader.reading.remote import Store
     from shardloader.reading.source import PathText, SourceText
 
 _T = TypeVar("_T")
@@ -133,9 +140,18 @@ def existing_manifest(place: Source, cache: Cache) -> Manifest | None:
 
 def read_manifest(place: Source) -> Manifest | None:
     """Read the manifest of a folder; None if there is none yet."""
+    if place.store is not None:
+        return manifest_at(place.store, MANIFEST_NAME)
     path = place.manifest_path
     data = None if path is None else read_file(path)
     return None if data is None else Manifest.from_json_bytes(data, name=str(path))
+
+
+def manifest_at(store: Store, name: str) -> Manifest | None:
+    """Read a manifest of a remote folder; None if there is none of that name."""
+    file = store.at(name)
+    data = file.whole_if_there()
+    return None if data is None else Manifest.from_json_bytes(data, name=file.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from itertools import islice, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 from urllib.parse import unquote
 
 from shardloader.errors import UsageError
@@ -57,10 +57,20 @@ def local_path(text: str) -> str:
     if match.group().lower() == "file://":
         return unquote(text[match.end() :]).removeprefix("localhost")
     raise UsageError(
-        "this release reads local files; remote stores come with a later one: "
-        f"{without_secrets(text)!r} is a URL. Copy the shards to a local or mounted folder and "
-        "give its path"
+        f"here local files are read, and {without_secrets(text)!r} is a URL: of a remote store "
+        "datasets alone are read, a folder with a manifest each, and no lists or patterns. Copy "
+        "the shards to a local or mounted folder and give its path"
     )
+
+
+def is_remote(source: object) -> TypeGuard[str]:
+    """Whether a source is the URL of a remote store.
+
+    >>> is_remote("s3://bucket/corpus"), is_remote("file:///data"), is_remote("u:v.tar")
+    (True, False, False)
+    """
+    match = _URL.match(source) if isinstance(source, str) else None
+    return match is not None and match.group().lower() != "file://"
 
 
 def _expand(pattern: str) -> Iterator[str]:

@@ -19,6 +19,7 @@ from shardloader.errors import ManifestError, ShardError, UsageError, WorldError
 from shardloader.format.agreeing import seems_to_be_of
 from shardloader.format.index import SampleIndex
 from shardloader.reading.extents import layout_of
+from shardloader.reading.remote_shard import map_remote
 from shardloader.reading.store import files_to_keep_open, map_file, publish
 from shardloader.reading.tars import Tar, index_of, map_tar, whole_of
 
@@ -70,7 +71,7 @@ class Shard:
     @classmethod
     def of_tar(cls, tar: Tar, index: SampleIndex) -> Self:
         """Join a mapped tar and its index."""
-        cached_bytes = 0 if tar.compressed_bytes is None else len(tar.data)
+        cached_bytes = len(tar.data) if tar.is_cached else 0
         return cls(tar.data, index, name=tar.name, cached_bytes=cached_bytes)
 
     def is_as_indexed(self) -> bool:
@@ -301,10 +302,14 @@ def _open_listed(
         raise IndexError(f"shard {shard} of a dataset with {catalog.num_shards}")
     path, index_path = catalog.shard_path(shard), catalog.index_path(shard)
     expected = catalog.manifest.index_digests[shard]
-    tar = map_tar(path, catalog.cache, make_way=make_way)
-    if not Path(index_path).exists():
-        return _reindexed(tar, index_path, expected, keep_damaged=keep_damaged)
-    index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
+    if catalog.source.store is not None:
+        store, manifest = catalog.source.store, catalog.manifest
+        tar, index = map_remote(store, manifest, shard, catalog.cache, make_way=make_way)
+    else:
+        tar = map_tar(path, catalog.cache, make_way=make_way)
+        if not Path(index_path).exists():
+            return _reindexed(tar, index_path, expected, keep_damaged=keep_damaged)
+        index = SampleIndex.from_buffer(map_file(index_path), name=index_path)
     try:
         opened = Shard.of_tar(tar, index)
     except ManifestError:

@@ -12,13 +12,15 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardloader.errors import UsageError, WorldError
+from shardloader.format.urls import without_secrets
 from shardloader.reading.patterns import expand, local_path
+from shardloader.reading.remote import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 logger = logging.getLogger("shardloader")
 
@@ -44,25 +46,31 @@ class Source:
 
     Shards are named relative to `root`, and their indexes lie under `index_root` by the same
     names. `names` is None for a folder, which `find_shards` or a manifest lists; only a folder
-    has a manifest on disk. `location` is what the user gave, for messages.
+    has a manifest on disk. `location` is what the user gave, for messages. Of a folder on a remote
+    store, `store`, the paths are URLs without secrets, for messages only.
     """
 
     root: str
     index_root: str
     names: tuple[str, ...] | None
     location: str
+    store: Store | None = None
 
     def shard_path(self, name: str) -> str:
         """Give the path of the shard that is called `name`."""
-        return f"{self.root}/{name}"
+        return f"{self.root}/{name}" if self.store is None else self.store.at(name).name
 
     def index_path(self, name: str) -> str:
         """Give the path of that shard's index."""
+        if self.store is not None:
+            return self.store.at(f"{name}{INDEX_SUFFIX}").name
         return f"{self.index_root}/{name}{INDEX_SUFFIX}"
 
     @property
     def manifest_path(self) -> str | None:
         """Where the manifest lies; None where it is kept in memory only."""
+        if self.store is not None:
+            return self.store.at(MANIFEST_NAME).name
         return f"{self.index_root}/{MANIFEST_NAME}" if self.names is None else None
 
 
@@ -85,6 +93,29 @@ def resolve(source: SourceText, *, index_dir: PathText | None = None) -> Source:
         root = str(folder.resolve())
         return Source(root=root, index_root=index_root or root, names=None, location=text)
     return _listed([str(found)], index_root, text)
+
+
+def resolve_remote(
+    url: str, *, index_dir: PathText | None, storage_options: Mapping[str, Any] | None
+) -> Source:
+    """The folder on a remote store that a URL names, by itself or by its manifest.
+
+    Asks the store nothing. Raises UsageError for what only local sources may be.
+    """
+    shown = without_secrets(url)
+    if index_dir is not None:
+        raise UsageError(
+            f"the indexes of a remote dataset lie beside its shards, and index_dir= was given with "
+            f"{shown!r}: leave it out"
+        )
+    folder, mark, query = url.partition("?")
+    if "::" in folder or len(expand(folder)) > 1 or folder.endswith(SHARD_SUFFIXES):
+        raise UsageError(
+            f"of a remote store this release reads a folder with a manifest, and {shown!r} is a "
+            f"pattern, a chain or a shard: give the folder that holds {MANIFEST_NAME}"
+        )
+    store = Store(folder.removesuffix(f"/{MANIFEST_NAME}") + mark + query, storage_options)
+    return Source(root=store.name, index_root=store.name, names=None, location=shown, store=store)
 
 
 def find_shards(folder: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardloader.errors import CacheError, UsageError, WorldError
+from shardloader.errors import CacheError, StoreError, UsageError, WorldError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,10 +157,10 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
 
 
 def is_of_the_file(error: WorldError) -> bool:
-    """Whether a file is to blame: not the cache, nor a process out of memory or open files."""
+    """Whether a file is to blame: not a store, the cache, or a process out of memory or files."""
     cause = error.__cause__
     has_run_out = isinstance(cause, OSError) and cause.errno in _RAN_OUT
-    return not has_run_out and not isinstance(error, CacheError)
+    return not has_run_out and not isinstance(error, CacheError | StoreError)
 
 
 def files_to_keep_open() -> int:

@@ -35,12 +35,13 @@ class Tar(NamedTuple):
     """A mapped tar.
 
     name: what messages call it. compressed_bytes: the size of the compressed file, None of a tar
-    that lies there plain.
+    that lies there plain. is_cached: whether it lies in the node's cache.
     """
 
     data: memoryview
     name: str
     compressed_bytes: int | None
+    is_cached: bool = False
 
 
 def map_tar(path: str, cache: Cache, *, make_way: Callable[[], None] | None = None) -> Tar:
@@ -51,7 +52,7 @@ def map_tar(path: str, cache: Cache, *, make_way: Callable[[], None] | None = No
     size = len(data)
     del data
     unpacked = cache.tar(LocalFile(path), make_way=make_way)
-    return Tar(unpacked, unpacked_name(path), size)
+    return Tar(unpacked, unpacked_name(path), size, is_cached=True)
 
 
 def tar_for_a_look(data: memoryview, path: str, limits: Limits | None = None) -> Tar:

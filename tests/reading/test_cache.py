@@ -141,6 +141,23 @@ def test_a_version_that_changes_under_way_is_read_again_and_no_mixture_is_seen(c
     assert is_tidy(cache)
 
 
+class Overwritten(FakeOrigin):
+    """Gives half of what it was and half of what it became, the first time."""
+
+    def pieces(self):
+        whole = list(super().pieces())
+        return iter([b"\x1f\x8b", b"x" * 600] if self.asked == 1 else whole)
+
+
+def test_a_mixture_of_two_versions_is_no_damage(cache):
+    origin = Overwritten(tar_of(1), versions=["1", "2", "2"])
+    assert bytes(cache.tar(origin)) == tar_of(1)
+    same = Overwritten(tar_of(1), identity="fake://b", versions=["1"])
+    with pytest.raises(ShardError):
+        cache.tar(same)
+    assert is_tidy(cache)
+
+
 def test_a_version_that_keeps_changing_is_an_error(cache):
     origin = FakeOrigin(tar_of(1), versions=[str(number) for number in range(100)])
     with pytest.raises(WorldError, match="changed each of 4 times"):

@@ -79,7 +79,7 @@ def test_a_path_is_never_taken_for_a_url(name):
     "url", ["s3://b/x.tar", "gs://b", "https://h/x.tar", "HF://d", "x+y.z-1://"]
 )
 def test_remote_urls_are_refused_with_what_to_do(url):
-    with pytest.raises(UsageError, match="later"):
+    with pytest.raises(UsageError, match=r"is a URL.*local or mounted folder"):
         local_path(url)
 
 

@@ -1,0 +1,349 @@
+"""How is a file of a remote store read, whatever the network and credentials do?
+
+One seam over fsspec: a file's size and version, a small file whole, a large one in pieces. What
+may pass is tried again, with longer and longer waits, at the offset that was reached; what won't
+pass is an error at once.
+
+A client (a file system of fsspec) has threads and sockets, and belongs to one process: it is made
+when first needed there, never taken from fsspec's cache, and once anew where the store refuses
+its credentials, which may have expired. Whatever a backend raises may hold a URL with its secrets:
+only words without them leave this module, and no cause is chained to them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote, unquote
+
+from shardloader.errors import (
+    MissingExtraError,
+    ShardLoaderError,
+    StoreError,
+    UsageError,
+    WorldError,
+)
+from shardloader.format.urls import HIDDEN, without_secrets
+from shardloader.reading.faults import Trouble, trouble_of, underlying
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_T = TypeVar("_T")
+
+logger = logging.getLogger("shardloader")
+
+PIECE_BYTES: Final = 16 << 20  # asked for at once; memory holds one piece
+STALL_S: Final = 30.0  # without a byte, over HTTP; other backends have timeouts of their own
+_HTTP: Final = ("http", "https")
+_PARTS: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?:(?P<user>[^/?#]*)@)?")
+_TAGS: Final = ("ETag", "etag", "e_tag", "md5Hash", "Content-MD5", "Digest", "blob_id", "checksum")
+_TIMES: Final = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "modified")
+# Of the options these say who reads, and not what: they may change from run to run.
+_CREDENTIALS: Final = re.compile(
+    r"key|secret|token|password|user|sas|auth|cred|conn|header|cookie|profile|cert", re.IGNORECASE
+)
+_LEAST_SECRET: Final = 4  # letters; shorter values of options are no secrets, and parts of words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How often a request is tried, and the waits between, in seconds: each twice the last."""
+
+    attempts: int = 8
+    first_s: float = 0.25
+    longest_s: float = 16.0
+
+    def waits(self) -> Iterator[float]:
+        """Yield the wait before each further attempt.
+
+        >>> list(Patience(attempts=4, longest_s=0.6).waits())
+        [0.25, 0.5, 0.6]
+        """
+        for number in range(self.attempts - 1):
+            yield min(self.first_s * 2**number, self.longest_s)
+
+
+class _PastEndError(StoreError):
+    """The file ends before the bytes that were asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileStatus:
+    """What a store says of a file. size: None if it does not say; version: of the content."""
+
+    size: int | None
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    trouble: Trouble
+    words: str
+
+
+class Store:
+    """A folder on a remote store, and the options that fsspec's file system is made with.
+
+    It travels to other processes without its client. Its repr shows no secret.
+    """
+
+    __slots__ = ("_client", "_options", "_url", "patience")
+
+    def __init__(
+        self, url: str, options: Mapping[str, Any] | None = None, patience: Patience | None = None
+    ) -> None:
+        self._url = url
+        self._options = dict(options or {})
+        self.patience = Patience() if patience is None else patience
+        self._client: tuple[int, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"Store({self.name!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Store, (self._url, self._options, self.patience))
+
+    @property
+    def name(self) -> str:
+        """What messages call the folder."""
+        return without_secrets(self._url)
+
+    @property
+    def scheme(self) -> str:
+        """What is before `://`, in small letters."""
+        return self._url.partition("://")[0].lower()
+
+    def at(self, name: str) -> RemoteFile:
+        """The file of that name below the folder."""
+        return RemoteFile(store=self, url=self._url_of(name))
+
+    def _url_of(self, name: str) -> str:
+        """A URL of HTTP keeps its query at the end, and a name in it is quoted."""
+        if self.scheme not in _HTTP:
+            return f"{self._url.rstrip('/')}/{name}"
+        folder, mark, query = self._url.partition("?")
+        quoted = quote(name.encode("utf-8", "surrogateescape"), safe="/")
+        return f"{folder.rstrip('/')}/{quoted}{mark}{query}"
+
+    def identity_of(self, url: str) -> str:
+        """What tells a file from all others: its URL without the user, and where the store is.
+
+        Belongs into a hash only: a query is in it, which may hold a secret.
+        """
+        places = sorted(
+            f"{name}={value}"
+            for name, value in _leaves(self._options)
+            if not _CREDENTIALS.search(name)
+        )
+        return " ".join((_PARTS.sub(r"\g<scheme>://", url, count=1), *places))
+
+    def ask(self, request: Callable[[Any], _T], *, shown: str) -> _T:
+        """Give what `request` gives of a client, tried as often as there is patience for.
+
+        Raises WorldError for a file that is missing, StoreError where the store does not answer
+        or refuses, MissingExtraError and UsageError where no client can be made.
+        """
+        waits, is_new, attempts = self.patience.waits(), False, 0
+        while True:
+            attempts += 1
+            answer, failure = self._tried(request)
+            if failure is None:
+                return answer  # type: ignore[return-value]
+            if failure.trouble is Trouble.DENIED and not is_new:
+                logger.info("%s: %s; trying with a new client", shown, failure.words)
+                is_new, self._client = True, None
+                continue
+            wait = next(waits, None) if failure.trouble is Trouble.PASSING else None
+            if wait is None:
+                raise _error(shown, failure, attempts)
+            logger.info("%s: %s; trying again in %g s", shown, failure.words, wait)
+            time.sleep(wait)
+
+    def _tried(self, request: Callable[[Any], _T]) -> tuple[_T | None, _Failure | None]:
+        try:
+            return request(self._client_here()), None
+        except (ShardLoaderError, MemoryError):
+            raise
+        # A backend may raise anything, and what it raises may show secrets.
+        except Exception as error:  # noqa: BLE001
+            return None, _Failure(trouble_of(error), self._words_of(underlying(error)))
+
+    def _client_here(self) -> Any:
+        """This process's client. Two threads may make one each at first: that harms nothing."""
+        found = self._client
+        if found is None or found[0] != os.getpid():
+            found = self._client = (os.getpid(), self._new_client())
+        return found[1]
+
+    def _new_client(self) -> Any:
+        import fsspec
+
+        kind: type[UsageError] = UsageError
+        try:
+            options = self._options_in_time()
+            return fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **options)[0]
+        except ImportError as error:
+            extra = " (pip install 'shardloader[http]')" if self.scheme in _HTTP else ""
+            words, kind = f"{self._words_of(error)}{extra}", MissingExtraError
+        except (TypeError, ValueError) as error:  # an unknown scheme, or an option that is none
+            words = self._words_of(error)
+        raise kind(
+            f"{self.name}: fsspec opens what a URL names, and can't make a client for "
+            f"{self.scheme}:// here: {words}: install its package, or mend storage_options="
+        )
+
+    def _options_in_time(self) -> dict[str, Any]:
+        """The options, and over HTTP a limit of how long nothing may come, if they name none."""
+        options = dict(self._options)
+        if self.scheme in _HTTP:
+            import aiohttp
+
+            given = options.get("client_kwargs") or {}
+            limit = aiohttp.ClientTimeout(total=None, sock_connect=STALL_S, sock_read=STALL_S)
+            options["client_kwargs"] = {"timeout": limit, **given}
+        return options
+
+    def _words_of(self, error: BaseException) -> str:
+        text = without_secrets(f"{type(error).__name__}: {error}".rstrip(": "))
+        for secret in self._secrets():
+            text = text.replace(secret, HIDDEN)
+        return text
+
+    def _secrets(self) -> list[str]:
+        """What may be a secret in the URL and the options, the longest first."""
+        match = _PARTS.match(self._url)
+        user = (match and match["user"]) or ""
+        pairs = re.split(r"[&;]", self._url.partition("?")[2])
+        found = [*user.split(":", 1), *(pair.partition("=")[2] for pair in pairs)]
+        found += [v for _, v in _leaves(self._options) if isinstance(v, str) and "://" not in v]
+        found += [unquote(value) for value in found]
+        return sorted({v for v in found if len(v) >= _LEAST_SECRET}, key=len, reverse=True)
+
+
+def _leaves(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the plain values in options, by their whole names."""
+    for name, value in options.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, str | int | float):
+            yield f"{prefix}{name}", value
+
+
+def _error(shown: str, failure: _Failure, attempts: int) -> WorldError:
+    trouble, words = failure.trouble, failure.words
+    if trouble is Trouble.MISSING:
+        return WorldError(
+            f"{shown}: the store has no such file ({words}): put it there, or give the folder's "
+            "right URL"
+        )
+    if trouble is Trouble.DENIED:
+        return StoreError(
+            f"{shown}: the store refuses these credentials, also of a new client ({words}): renew "
+            "them, or give others with storage_options="
+        )
+    if trouble is Trouble.PAST_END:
+        return _PastEndError(f"{shown}: the file ends before the bytes asked for ({words})")
+    if trouble is Trouble.LASTING:
+        return StoreError(
+            f"{shown}: the store does not give the file, and would not at another attempt "
+            f"({words}): look at the URL and at storage_options="
+        )
+    return StoreError(
+        f"{shown}: the store does not give the file, after {attempts} attempts ({words}): look "
+        "whether it can be reached from here and start the run again; a checkpoint resumes where "
+        "it was"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFile:
+    """A file on a remote store. url: whole, with whatever secrets are in it."""
+
+    store: Store
+    url: str = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return without_secrets(self.url)
+
+    @property
+    def identity(self) -> str:
+        """What tells it from every other file; for a hash only."""
+        return self.store.identity_of(self.url)
+
+    def status(self) -> FileStatus:
+        """Ask for size and version: the etag, else the time of change, else the size alone."""
+        info = self._ask(lambda client: client.info(self.url))
+        size = info.get("size")
+        told = (info[key] for key in (*_TAGS, *_TIMES, "created") if info.get(key) is not None)
+        return FileStatus(
+            size=None if size is None else int(size), version=f"{size} {next(told, '')}"
+        )
+
+    def whole(self) -> bytes:
+        """Read a small file."""
+        return bytes(self._ask(lambda client: client.cat_file(self.url)))
+
+    def whole_if_there(self) -> bytes | None:
+        """Read a small file; None if there is no such file."""
+
+        def read(client: Any) -> bytes | None:
+            try:
+                return bytes(client.cat_file(self.url))
+            except FileNotFoundError as error:
+                if trouble_of(error) is Trouble.MISSING:
+                    return None
+                raise
+
+        return self._ask(read)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Read bytes by one request; fewer where the store gives fewer.
+
+        A store without ranges gives all of a file, and then all from `start` on is given.
+        """
+        try:
+            return self._range(start, stop)
+        except _PastEndError:
+            return b""
+
+    def _range(self, start: int, stop: int) -> bytes:
+        body = bytes(self._ask(lambda client: client.cat_file(self.url, start=start, end=stop)))
+        return body[start:] if len(body) > stop - start else body
+
+    def pieces(self, *, size: int) -> Iterator[bytes]:
+        """Yield the bytes of a file of that size, by requests of 16 MiB.
+
+        Stops early where the file does. Raises StoreError if it gives short bodies too often.
+        """
+        at = 0
+        waits = self.store.patience.waits()
+        while at < size:
+            stop = min(at + PIECE_BYTES, size)
+            try:
+                body = self._range(at, stop)
+            except _PastEndError:
+                return
+            if body:
+                yield body
+            at += len(body)
+            if at >= stop:
+                waits = self.store.patience.waits()
+                continue
+            wait = next(waits, None)
+            if wait is None:
+                raise StoreError(
+                    f"{self.name}: the store gives {at} bytes of {size}, and ends each body too "
+                    "early, after as many attempts as are made: look whether the file is whole"
+                )
+            logger.info("%s: a short body, %d of %d bytes; going on", self.name, at, size)
+            time.sleep(wait)
+
+    def _ask(self, request: Callable[[Any], _T]) -> _T:
+        return self.store.ask(request, shown=self.name)

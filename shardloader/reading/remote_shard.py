@@ -1,0 +1,144 @@
+"""How do a remote shard and its index come into the node's cache, and are they those listed?
+
+The index comes first, and is kept by its digest: one file for whoever has the same index. The tar
+is fetched when the store says the size that the manifest lists, and published when it begins as a
+tar, has that size and, where the manifest has one, that content digest. So an error page that a
+server gives in a shard's place never gets into the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from shardloader.errors import ManifestError
+from shardloader.format.foreign import check_beginning, packing_of
+from shardloader.format.index import SampleIndex
+from shardloader.format.tar_header import BLOCK_BYTES
+from shardloader.format.unpacking import unpacked_name
+from shardloader.reading.source import INDEX_SUFFIX
+from shardloader.reading.tars import Tar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shardloader.format.manifest import Manifest
+    from shardloader.reading.cache import Cache
+    from shardloader.reading.remote import RemoteFile, Store
+
+_WAY_OUT = "put shards, indexes and manifest of one `shardloader write` or `index` there together"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteShard:
+    """The origin of a remote shard's tar, with what the manifest says of the file."""
+
+    file: RemoteFile
+    file_bytes: int
+    content_digest: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The URL, without secrets."""
+        return self.file.name
+
+    @property
+    def identity(self) -> str:
+        """The whole URL but for its user, and the options that say which store is meant."""
+        return self.file.identity
+
+    def version(self) -> str:
+        """Size and etag, or time. Raises ManifestError for another size than the manifest's.
+
+        Where what lies there is no shard at all, ShardError says what it is.
+        """
+        status = self.file.status()
+        if status.size is not None and status.size != self.file_bytes:
+            first = self.file.read(0, BLOCK_BYTES)[:BLOCK_BYTES]
+            if packing_of(first) is None:
+                check_beginning(first, shard=self.name)
+            raise self._differs(f"has {status.size} bytes")
+        return status.version
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the file; raises ManifestError at the end if it is not the one listed."""
+        hasher, length = xxhash.xxh3_128(), 0
+        for piece in self.file.pieces(size=self.file_bytes):
+            hasher.update(piece)
+            length += len(piece)
+            yield piece
+        if length != self.file_bytes:
+            raise self._differs(f"gave {length} bytes")
+        digest = hasher.hexdigest()
+        if self.content_digest is not None and digest != self.content_digest:
+            raise ManifestError(
+                f"{self.name}: the shard's bytes have the digest {digest}, and the manifest lists "
+                f"{self.content_digest}: it was changed or damaged; {_WAY_OUT}"
+            )
+
+    def _differs(self, problem: str) -> ManifestError:
+        return ManifestError(
+            f"{self.name}: the shard {problem}, and the manifest lists {self.file_bytes}: it was "
+            f"replaced, or its upload broken off; {_WAY_OUT}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteIndex:
+    """The origin of a remote shard's index, which is its digest, wherever it lies."""
+
+    file: RemoteFile
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """The URL, without secrets."""
+        return self.file.name
+
+    @property
+    def identity(self) -> str:
+        """The same for all indexes: the version tells them apart."""
+        return "sample index"
+
+    def version(self) -> str:
+        """The digest that the manifest lists."""
+        return self.digest
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the file once it is known to be the index that the manifest lists."""
+        data = self.file.whole()
+        found = SampleIndex.from_buffer(memoryview(data), name=self.name).digest
+        if found != self.digest:
+            raise ManifestError(
+                f"{self.name}: the index has the digest {found}, and the manifest lists "
+                f"{self.digest}: it is of another version of the shard; {_WAY_OUT}"
+            )
+        yield data
+
+
+def map_remote(
+    store: Store,
+    manifest: Manifest,
+    shard: int,
+    cache: Cache,
+    *,
+    make_way: Callable[[], None] | None = None,
+) -> tuple[Tar, SampleIndex]:
+    """Map a remote shard's tar and its index, fetched if they are not in the cache yet."""
+    name = manifest.names[shard]
+    index_file = store.at(f"{name}{INDEX_SUFFIX}")
+    origin = RemoteIndex(file=index_file, digest=manifest.index_digests[shard])
+    kept = cache.file(origin, make_way=make_way)
+    index = SampleIndex.from_buffer(kept, name=index_file.name)
+    digests = manifest.content_digests
+    remote = RemoteShard(
+        file=store.at(name),
+        file_bytes=int(manifest.sizes[shard]),
+        content_digest=None if digests is None else digests[shard],
+    )
+    data = cache.tar(remote, make_way=make_way)
+    is_packed = index.compressed_bytes is not None
+    called = unpacked_name(remote.name) if is_packed else remote.name
+    return Tar(data, called, index.compressed_bytes, is_cached=True), index

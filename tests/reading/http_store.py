@@ -1,0 +1,155 @@
+"""A store over HTTP, of the standard library, with ranges, etags, and faults where a test says so.
+
+In a thread of the test (`HttpStore`), or as a process: `python -m tests.reading.http_store FOLDER`
+serves the files of a folder and prints its URL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import socket
+import struct
+import sys
+import threading
+from collections import Counter, defaultdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HTML = b"<!DOCTYPE html><html><body>Please log in" + b" " * 600 + b"</body></html>"
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: HttpStore
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+    def _answer(self, *, with_body: bool) -> None:
+        store = self.server
+        path = unquote(self.path.partition("?")[0]).lstrip("/")
+        store.asked[self.command, path] += 1
+        store.headers_seen.append(dict(self.headers))
+        faults = store.faults[self.command, path]
+        fault = faults.pop(0) if faults else ""
+        content = store.content(path)
+        if fault.isdigit():
+            self._send(int(fault), b"", with_body=with_body)
+        elif fault == "html":
+            self._send(200, HTML, with_body=with_body)
+        elif content is None:
+            self._send(404, b"no such file", with_body=with_body)
+        else:
+            self._send_file(path, content, fault, with_body=with_body)
+
+    def _send_file(self, path: str, content: bytes, fault: str, *, with_body: bool) -> None:
+        store = self.server
+        etag = store.etags.get(path) or hashlib.sha256(content).hexdigest()
+        headers = {"ETag": f'"{etag}"'}
+        match = _RANGE.match(self.headers.get("Range", "")) if store.has_ranges else None
+        status = 200
+        if match:
+            start, stop = int(match[1]), min(int(match[2] or 1 << 60) + 1, len(content))
+            if start >= len(content):
+                self._send(416, b"", with_body=with_body)
+                return
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
+            status, content = 206, content[start:stop]
+        if fault == "short":
+            content = content[: len(content) // 2]
+        cut = len(content) // 2 if fault in {"reset", "stall"} else len(content)
+        self._send(status, content, with_body=with_body, cut=cut, headers=headers)
+        if fault == "stall":
+            store.end_of_stall.wait(30)
+        if fault in {"reset", "stall"}:
+            self.wfile.flush()
+            linger = struct.pack("ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.close_connection = True
+            self.connection.close()
+
+    def _send(
+        self,
+        status: int,
+        body: bytes,
+        *,
+        with_body: bool,
+        cut: int | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body[:cut])
+
+
+class HttpStore(ThreadingHTTPServer):
+    """A server of files on loopback.
+
+    faults: by method and path, what the next requests meet: a status, "html" (a page with 200),
+    "reset" and "stall" (in mid-body), "short" (a body shorter than asked for, ended well). asked:
+    how often each method and path was asked for. etags: by path, in place of the content's hash.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, content: Callable[[str], bytes | None]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.content = content
+        self.faults: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        self.asked: Counter[tuple[str, str]] = Counter()
+        self.headers_seen: list[dict[str, str]] = []
+        self.etags: dict[str, str] = {}
+        self.has_ranges = True
+        self.end_of_stall = threading.Event()
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """Serve the files of a folder."""
+
+        def content(path: str) -> bytes | None:
+            file = folder / path
+            return file.read_bytes() if file.is_file() else None
+
+        return cls(content)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that went away is no trouble."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end_of_stall.set()
+        self.shutdown()
+        self._thread.join(10)
+        self.server_close()
+
+
+if __name__ == "__main__":
+    with HttpStore.of(Path(sys.argv[1])) as served:
+        print(served.url, flush=True)
+        sys.stdin.read()  # until whoever started it has ended
