@@ -30,7 +30,6 @@ from shardloader.writing.pool import Pool
 from shardloader.writing.refusals import Refusals
 from shardloader.writing.shard_file import naming
 from shardloader.writing.sources.base import Refused, printable
-from shardloader.writing.sources.folder_tree import FolderTree
 from shardloader.writing.sources.opening import open_source
 from shardloader.writing.spill import SortedRuns, Spill
 
@@ -128,15 +127,20 @@ def run(job: Job, *, progress: Progress | None = None, survey: Survey | None = N
 
 
 def check_apart(job: Job) -> None:
-    """Raise UsageError for a folder of files that the shards would lie in."""
-    if not isinstance(job.source, FolderTree):
-        return
-    inside, outside = job.folder.resolve(), job.source.folder.resolve()
-    if inside == outside or outside in inside.parents:
-        raise UsageError(
-            f"the destination {str(job.folder)!r} lies in the source {str(job.source.folder)!r}, "
-            "and would be packed into itself: give a folder outside it"
-        )
+    """Raise UsageError where shards would lie in a folder that is read, or beside such shards."""
+    inside = job.folder.resolve()
+    for place in job.source.places:
+        outside = place.resolve()
+        if inside == outside or outside in inside.parents:
+            raise UsageError(
+                f"the destination {str(job.folder)!r} lies in the source {str(place)!r}, "
+                "and would be packed into itself: give a folder outside it"
+            )
+        if inside == outside.parent and not outside.is_dir():
+            raise UsageError(
+                f"the source's shard {str(place)!r} lies in the destination: shards are written "
+                "anew to another folder"
+            )
 
 
 def runs_recipe(job: Job, survey: Survey) -> Recipe:
@@ -179,6 +183,7 @@ class _Write:
         self._spill: Spill | None = None
         self._refusals: Refusals | None = None
         self._num_temporary_bytes = 0
+        self._where: dict[int, str] = {}  # of each part, for messages
 
     def run(self) -> Written:
         """Do what is left to be done."""
@@ -345,19 +350,16 @@ class _Write:
         for part in source.parts():
             if start is not None and part.number < start.part:
                 self._progress.advance(0, part.num_bytes)
+            self._where[part.number] = source.where(part)
             yield part
 
     def _note(self, head: Head, placed: Placed, placer: Placer) -> None:
         """Note refused samples, and shards that ended, in the order of the input."""
-        where = f"the sample {{}} of part {head.part}"
+        where = self._where[head.part]
         again = [
             (
                 head.rows[at],
-                Refused(
-                    printable(head.keys[at]),
-                    where.format(head.rows[at]),
-                    written_before(head.keys[at]),
-                ),
+                Refused(printable(head.keys[at]), where, written_before(head.keys[at])),
             )
             for at in placed.again
         ]

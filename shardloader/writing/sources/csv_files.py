@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from shardloader.errors import UsageError
 from shardloader.writing.sources.base import Part, Refused, Survey
-from shardloader.writing.sources.files import InputFile, count, find_files, opened, suffix_of
+from shardloader.writing.sources.files import (
+    InputFile,
+    count,
+    find_files,
+    local_folders,
+    of_kind,
+    opened,
+    skip,
+)
 from shardloader.writing.sources.mapping import Choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from shardloader.writing.sources.base import Sample
 
@@ -31,7 +40,8 @@ class CsvRows:
 
     def __init__(self, words: Sequence[str], *, choice: Choice | None = None) -> None:
         self._choice = choice or Choice()
-        self._files = [f for f in find_files(words) if suffix_of(f.name, SUFFIXES)]
+        self._folders = local_folders(words)
+        self._files, self._others = of_kind(find_files(words), SUFFIXES)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -43,10 +53,16 @@ class CsvRows:
         """Nothing."""
         return {}
 
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders among the words."""
+        return self._folders
+
     def survey(self) -> Survey:
         """Look at the files' sizes."""
         survey = Survey()
         count(survey, self._files)
+        skip(survey, self._others)
         return survey
 
     def parts(self) -> Iterator[Part]:
@@ -75,9 +91,14 @@ class CsvRows:
                 csv.field_size_limit(limit)
 
     def _rows(self, file: InputFile, reader: Any) -> Iterator[Sample | Refused]:
-        names = next(reader, None)
+        try:
+            names = next(reader, None)
+        except csv.Error as error:
+            raise UsageError(f"{file.shown}: the first line names no columns: {error}") from None
         if names is None:
             return
+        if not names:
+            raise UsageError(f"{file.shown}: the first line names the columns, and it is blank")
         if len(set(names)) != len(names):
             raise UsageError(f"{file.shown}: the first line names a column twice: {names}")
         self._choice.check_columns(names, where=file.shown)

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 from shardloader.errors import UsageError, WorldError
 from shardloader.format.urls import without_secrets
 from shardloader.reading.patterns import expand, local_path
+from shardloader.writing.sources.base import Skipped, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,6 +62,28 @@ def find_files(words: Sequence[str]) -> list[InputFile]:
             )
         found += files
     return found
+
+
+def local_folders(words: Sequence[str]) -> tuple[Path, ...]:
+    """Return those words that are folders here."""
+    return tuple(Path(word) for word in words if not is_remote(word) and Path(word).is_dir())
+
+
+def of_kind(
+    found: list[InputFile], suffixes: Sequence[str]
+) -> tuple[list[InputFile], list[InputFile]]:
+    """Part files whose names end in one of some suffixes from others.
+
+    Where none does the user said what they are, and all are taken.
+    """
+    files = [file for file in found if suffix_of(file.name, suffixes)]
+    others = [file for file in found if not suffix_of(file.name, suffixes)]
+    return (files, others) if files else (found, [])
+
+
+def skip(survey: Survey, others: Sequence[InputFile]) -> None:
+    """Take files into a survey that are not read."""
+    survey.skipped += [Skipped(printable(file.name), "beside the input") for file in others]
 
 
 def suffix_of(name: str, suffixes: Sequence[str]) -> str:

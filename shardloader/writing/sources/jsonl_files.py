@@ -13,12 +13,22 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from shardloader.writing.sources.base import PART_BYTES, Part, Refused, Survey
-from shardloader.writing.sources.files import InputFile, count, find_files, opened, suffix_of
+from shardloader.writing.sources.files import (
+    InputFile,
+    count,
+    find_files,
+    local_folders,
+    of_kind,
+    opened,
+    skip,
+    suffix_of,
+)
 from shardloader.writing.sources.mapping import Choice, key_of
 from shardloader.writing.sources.unpacking import blocks, lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from shardloader.writing.sources.base import Sample
 
@@ -44,7 +54,8 @@ class JsonLines:
 
     def __init__(self, words: Sequence[str], *, choice: Choice | None = None) -> None:
         self._choice = choice or Choice()
-        self._files = [f for f in find_files(words) if suffix_of(f.name, SUFFIXES)]
+        self._folders = local_folders(words)
+        self._files, self._others = of_kind(find_files(words), SUFFIXES)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -56,10 +67,16 @@ class JsonLines:
         """Nothing."""
         return {}
 
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders among the words."""
+        return self._folders
+
     def survey(self) -> Survey:
         """Look at the files' sizes."""
         survey = Survey()
         count(survey, self._files)
+        skip(survey, self._others)
         return survey
 
     def parts(self) -> Iterator[Part]:

@@ -53,6 +53,8 @@ def open_source(
 
     Raises UsageError where that is not clear, or an option is not of that kind.
     """
+    if not words or not all(words):
+        raise UsageError(f"a source is named, and {''!r} names nothing")
     kind = kind or ("classes" if class_map is not None else kind_of(words))
     if kind not in KINDS:
         raise UsageError(f"a source is one of {', '.join(KINDS)}, not {kind!r}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,17 +23,17 @@ from shardloader.writing.sources.base import (
     PART_SAMPLES,
     Part,
     Refused,
-    Skipped,
     Survey,
-    printable,
 )
 from shardloader.writing.sources.files import (
     InputFile,
     count,
     find_files,
     is_remote,
+    local_folders,
+    of_kind,
     opened,
-    suffix_of,
+    skip,
 )
 from shardloader.writing.sources.mapping import Choice
 from shardloader.writing.sources.unpacking import blocks, is_compressed
@@ -68,9 +69,8 @@ class TarShards:
         if self._choice.key is not None:
             raise UsageError("samples in shards have keys: give no key column")
         self._prefix_keys = prefix_keys
-        found = find_files(words)
-        self._files = [file for file in found if suffix_of(file.name, SUFFIXES)]
-        self._others = [file for file in found if not suffix_of(file.name, SUFFIXES)]
+        self._folders = local_folders(words)
+        self._files, self._others = of_kind(find_files(words), SUFFIXES)
         self._open: tuple[int, memoryview, SampleIndex] | None = None  # the shard used last
 
     def __getstate__(self) -> dict[str, Any]:
@@ -90,13 +90,17 @@ class TarShards:
         """Nothing."""
         return {}
 
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders among the words, and each shard."""
+        shards = [Path(file.location) for file in self._files if not is_remote(file.location)]
+        return (*self._folders, *shards)
+
     def survey(self) -> Survey:
         """Look at the files' sizes; what is no shard is left out."""
         survey = Survey()
         count(survey, self._files)
-        for file in self._others:
-            if not file.name.endswith(OWN_FILES):
-                survey.skipped.append(Skipped(printable(file.name), "beside the shards, not one"))
+        skip(survey, [file for file in self._others if not file.name.endswith(OWN_FILES)])
         return survey
 
     def parts(self) -> Iterator[Part]:
