@@ -12,6 +12,7 @@ import webdataset
 
 from shardloader.errors import SampleError, UsageError
 from shardloader.writing.selection import Selection, keyed_word
+from shardloader.writing.sources import tar_files
 from shardloader.writing.sources.mapping import parse_choice
 from shardloader.writing.sources.opening import kind_of, open_source
 from shardloader.writing.sources.tar_files import TarShards
@@ -101,7 +102,7 @@ def test_fields_are_chosen_and_renamed(tmp_path: Path) -> None:
     ]
 
 
-def test_a_damaged_shard_is_an_error_or_left_out_whole(tmp_path: Path) -> None:
+def test_a_damaged_shard_is_an_error_or_gives_what_is_whole_before(tmp_path: Path) -> None:
     write_shard(tmp_path / "in" / "a.tar", 3)
     (tmp_path / "in" / "b.tar").write_bytes(tar_bytes(sample_members(5))[:2570])
     write_shard(tmp_path / "in" / "c.tar", 3, first=10)
@@ -110,7 +111,40 @@ def test_a_damaged_shard_is_an_error_or_left_out_whole(tmp_path: Path) -> None:
     written = write_shards(tmp_path / "in", tmp_path / "out", on_error="skip")
     assert keys(tmp_path / "out") == [f"{n:06d}" for n in (0, 1, 2, 10, 11, 12)]
     assert written.num_refused == 1
-    assert "b.tar: truncated" in (tmp_path / "out" / "refused.jsonl").read_text()
+    told = (tmp_path / "out" / "refused.jsonl").read_text()
+    assert "b.tar: truncated" in told
+    assert "0 samples are whole before that" in told
+
+
+@pytest.mark.parametrize("form", ["plain", "gzip", "pieces"])
+@pytest.mark.parametrize("damage", ["cut", "header", "noise", "member missing", "field twice"])
+def test_what_lies_before_the_damage_is_taken_however_the_shard_is_read(
+    tmp_path: Path, monkeypatch, form: str, damage: str
+) -> None:
+    whole = [(f"{n:02d}.{field}", b"%d" % n) for n in range(9) for field in ("cls", "txt")]
+    data = {
+        "cut": tar_bytes(whole)[: 6 * 2048 + 1200],
+        "header": tar_bytes(whole)[: 6 * 2048] + b"x" * 512 + tar_bytes(whole)[6 * 2048 + 512 :],
+        "noise": tar_bytes(whole)[: 6 * 2048] + b"x" * 3000,
+        "member missing": tar_bytes(whole)[: 6 * 2048 + 1024],
+        "field twice": tar_bytes([*whole[:12], ("06.txt", b""), ("06.TXT", b""), *whole[14:]]),
+    }[damage]
+    # where a header is damaged nobody knows whether the sample before it ended there
+    count = 5 if damage in {"header", "noise"} else 6
+    (tmp_path / "in").mkdir()
+    name = "a.tgz" if form == "gzip" else "a.tar"
+    (tmp_path / "in" / name).write_bytes(gzip.compress(data) if form == "gzip" else data)
+    write_shard(tmp_path / "in" / "b.tar", 1, first=100)
+    if form == "pieces":
+        monkeypatch.setattr(tar_files, "PART_SAMPLES", 2)
+    with pytest.raises(SampleError, match=rf"{name}.*{count} samples are whole before that"):
+        write_shards(tmp_path / "in", tmp_path / "out")
+    written = write_shards(tmp_path / "in", tmp_path / "out", on_error="skip")
+    assert keys(tmp_path / "out") == [*(f"{n:02d}" for n in range(count)), "000100"]
+    assert written.num_refused == 1
+    assert all(
+        set(fields) == {"cls", "txt"} for _, fields in read_dataset(tmp_path / "out")[:count]
+    )
 
 
 def test_what_is_odd_about_a_shard_is_logged_once(tmp_path: Path, caplog) -> None:
