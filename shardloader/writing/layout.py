@@ -127,6 +127,10 @@ class Placer:
         resume = self._resume
         return resume is not None and (head.part, row) < (resume.part, resume.row)
 
+    def passes_over_all(self, head: Head) -> bool:
+        """Whether a chunk lies before that point to its end, also with rows that are no samples."""
+        return self.passes_over(head, _BEHIND_ALL_ROWS - 1)
+
     def _first(self, head: Head) -> int:
         resume = self._resume
         if resume is None or head.part > resume.part:

@@ -371,7 +371,8 @@ class _Write:
             self._end(closed)
         for _, each in waiting:
             self._list().add(each)
-        self._num_left_out += head.num_left_out
+        if not placer.passes_over_all(head):
+            self._num_left_out += head.num_left_out
 
     def _end(self, closed: Closed) -> None:
         refusals = self._list()
