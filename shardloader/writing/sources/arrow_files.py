@@ -7,8 +7,8 @@ Without chosen fields:
 
 | column                                  | field                                             |
 |-----------------------------------------|---------------------------------------------------|
-| image (a struct of `bytes` and `path`)  | what the bytes are (`jpg`, `png`, ...); `NAME.jpg` |
-|                                         | if there are several images                       |
+| image (a struct of `bytes` and `path`), | what the bytes are (`jpg`, `wav`, ...); `NAME.jpg` |
+| or sound                                | if there are several of them                      |
 | binary                                  | `NAME.bin`                                        |
 | all others                              | one `json` of them, dates as ISO texts            |
 """
@@ -59,7 +59,12 @@ _IMAGES: tuple[tuple[bytes, str], ...] = (
     (b"BM", "bmp"),
     (b"II*\0", "tiff"),
     (b"MM\0*", "tiff"),
+    (b"fLaC", "flac"),
+    (b"OggS", "ogg"),
+    (b"ID3", "mp3"),
+    *((b"\xff" + bytes([second]), "mp3") for second in (0xF2, 0xF3, 0xFA, 0xFB)),
 )
+_IN_RIFF = {b"WEBP": "webp", b"WAVE": "wav"}
 
 
 class _Rows(NamedTuple):
@@ -247,8 +252,8 @@ def _array(value: Any, dtype: Any) -> Any:
 
 
 def _image_kind(data: bytes) -> str:
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "webp"
+    if data[:4] == b"RIFF" and data[8:12] in _IN_RIFF:
+        return _IN_RIFF[data[8:12]]
     return next((kind for magic, kind in _IMAGES if data.startswith(magic)), "img")
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import logging
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardloader.errors import ShardError, UsageError
+from shardloader.errors import ShardError, UsageError, WorldError
 from shardloader.format.index import SampleIndex
 from shardloader.reading.store import map_file
 from shardloader.writing.sources.base import (
@@ -215,6 +215,18 @@ def _mapped(file: InputFile) -> memoryview:
         return map_file(file.location)
     with tempfile.NamedTemporaryFile(suffix=".tar") as copy, opened(file.location) as handle:
         for block in blocks(handle, name=file.shown):
-            copy.write(block)
-        copy.flush()
+            _put(copy, block, file)
+        _put(copy, b"", file)
         return map_file(copy.name)
+
+
+def _put(copy: IO[bytes], block: bytes, file: InputFile) -> None:
+    try:
+        copy.write(block)
+        if not block:
+            copy.flush()
+    except OSError as error:  # is of the copy's disk, not of the shard
+        raise WorldError(
+            f"{file.shown}: can't be unpacked to {copy.name!r}: {error.strerror or error}; the "
+            "environment's TMPDIR says where else there is room"
+        ) from error

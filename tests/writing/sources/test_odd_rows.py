@@ -110,6 +110,24 @@ def test_bytes_seen_through_a_view_are_a_field_as_other_bytes_are(tmp_path: Path
     assert row["a.bin"] == b"x"
 
 
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (b"RIFF\0\0\0\0WAVEfmt ", "wav"),
+        (b"RIFF\0\0\0\0WEBPVP8 ", "webp"),
+        (b"fLaC\0", "flac"),
+        (b"OggS\0", "ogg"),
+        (b"ID3\4", "mp3"),
+        (b"\xff\xfb\x90", "mp3"),
+        (b"\xff\xd8\xff", "jpg"),
+        (b"", "img"),
+    ],
+)
+def test_the_bytes_of_an_image_or_a_sound_say_its_field(tmp_path, data: bytes, field: str) -> None:
+    table = pa.table({"sound": [{"bytes": data, "path": "a"}]})
+    assert set(items(parquet(tmp_path, table))[0]) == {"__key__", field}
+
+
 @pytest.mark.parametrize("columns", [{"a": pa.array([], pa.int64())}, {}])
 def test_tables_without_rows_give_no_sample(tmp_path: Path, columns: dict[str, Any]) -> None:
     assert items(parquet(tmp_path, pa.table(columns))) == []

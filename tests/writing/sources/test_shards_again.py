@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import tarfile
-from typing import TYPE_CHECKING
+import tempfile
+from functools import partial
+from pathlib import Path
 
 import fsspec
 import pytest
 import webdataset
 
-from shardloader.errors import SampleError, UsageError
+from shardloader.errors import SampleError, UsageError, WorldError
 from shardloader.writing.selection import Selection, keyed_word
 from shardloader.writing.sources import tar_files
 from shardloader.writing.sources.mapping import parse_choice
@@ -19,9 +21,6 @@ from shardloader.writing.sources.tar_files import TarShards
 from shardloader.writing.write import write_shards
 from tests.shards import sample_members, tar_bytes, write_shard
 from tests.writing.reading_back import read_dataset, read_shard
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def keys(folder: Path) -> list[str]:
@@ -145,6 +144,14 @@ def test_what_lies_before_the_damage_is_taken_however_the_shard_is_read(
     assert all(
         set(fields) == {"cls", "txt"} for _, fields in read_dataset(tmp_path / "out")[:count]
     )
+
+
+def test_no_room_to_unpack_a_shard_is_told_of_the_room(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "a.tgz").write_bytes(gzip.compress(tar_bytes(sample_members(3))))
+    full = partial(Path("/dev/full").open, "wb", buffering=0)
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda suffix: full())
+    with pytest.raises(WorldError, match=r"a\.tgz: can't be unpacked to '/dev/full'.*TMPDIR"):
+        write_shards(tmp_path / "a.tgz", tmp_path / "out")
 
 
 def test_what_is_odd_about_a_shard_is_logged_once(tmp_path: Path, caplog) -> None:
