@@ -14,6 +14,8 @@ import secrets
 import shutil
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shardloader.errors import UsageError
@@ -35,7 +37,6 @@ from shardloader.writing.spill import SortedRuns, Spill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from shardloader.format.manifest import Manifest
     from shardloader.writing.chunks import Head
@@ -129,8 +130,10 @@ def run(job: Job, *, progress: Progress | None = None, survey: Survey | None = N
 def check_apart(job: Job) -> None:
     """Raise UsageError where shards would lie in a folder that is read, or beside such shards."""
     inside = job.folder.resolve()
+    resolved = cache(Path.resolve)  # of the folder of many shards, once
     for place in job.source.places:
-        outside = place.resolve()
+        is_plain = place.is_file() and not place.is_symlink()
+        outside = resolved(place.parent) / place.name if is_plain else place.resolve()
         if inside == outside or outside in inside.parents:
             raise UsageError(
                 f"the destination {str(job.folder)!r} lies in the source {str(place)!r}, "
