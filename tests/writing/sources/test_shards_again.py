@@ -12,7 +12,9 @@ import fsspec
 import pytest
 import webdataset
 
+from shardloader.cli import main
 from shardloader.errors import SampleError, UsageError, WorldError
+from shardloader.format.findings import KINDS
 from shardloader.writing.selection import Selection, keyed_word
 from shardloader.writing.sources import tar_files
 from shardloader.writing.sources.mapping import parse_choice
@@ -144,6 +146,17 @@ def test_what_lies_before_the_damage_is_taken_however_the_shard_is_read(
     assert all(
         set(fields) == {"cls", "txt"} for _, fields in read_dataset(tmp_path / "out")[:count]
     )
+
+
+def test_the_mend_that_verify_names_for_a_cut_shard_mends_it(tmp_path: Path) -> None:
+    write_shard(tmp_path / "in" / "a.tar", 3)
+    (tmp_path / "in" / "b.tar").write_bytes(tar_bytes(sample_members(9))[:-3000])
+    assert main(["verify", str(tmp_path / "in")]) == 1
+    assert "shardloader write --on-error skip" in KINDS["truncated"][1]
+    mend = ["write", str(tmp_path / "in"), str(tmp_path / "out"), "--prefix-keys"]
+    assert main([*mend, "--on-error", "skip"]) == 0
+    assert main(["verify", str(tmp_path / "out"), "--decode"]) == 0
+    assert len(keys(tmp_path / "out")) == 3 + 7
 
 
 def test_no_room_to_unpack_a_shard_is_told_of_the_room(tmp_path: Path, monkeypatch) -> None:
