@@ -48,8 +48,7 @@ class Frame:
 class Head:
     """What is to be known of a chunk to place it: a list entry for each sample.
 
-        `rows` are the samples' numbers in the part, `refused` what was no sample, with its row;
-    X
+    `rows` are the samples' numbers in the part, `refused` what was no sample, with its row.
     """
 
     part: int

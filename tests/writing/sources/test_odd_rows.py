@@ -133,6 +133,17 @@ def test_tables_without_rows_give_no_sample(tmp_path: Path, columns: dict[str, A
     assert items(parquet(tmp_path, pa.table(columns))) == []
 
 
+def test_a_row_without_a_label_is_refused_rather_than_given_one_that_is_empty(tmp_path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\nx,3\ny,\nz,cat\n")
+    source = CsvRows(
+        [str(tmp_path / "a.csv")], choice=parse_choice(None, ["txt=text", "cls=label"])
+    )
+    with pytest.raises(SampleError, match=r"'a/000000001'.*'cls'.*a class has a name or a number"):
+        write_shards(source, tmp_path / "out")
+    write_shards(source, tmp_path / "left", on_error="skip")
+    assert [fields["cls"] for _, fields in read_dataset(tmp_path / "left")] == [b"3", b"cat"]
+
+
 def test_a_list_that_is_ragged_is_refused_with_key_and_field(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"v": [[1], [2, 3]]}\n{"v": [4]}\n')
     source = JsonLines([str(tmp_path / "a.jsonl")], choice=parse_choice(None, ["npy=v"]))
