@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shardloader.errors import UsageError, WorldError
 from shardloader.reading.source import UNFINISHED_NAME
+from shardloader.writing.destination import WORK_NAME, Destination
 from shardloader.writing.selection import Selection
 from shardloader.writing.sources.jsonl_files import JsonLines
 from shardloader.writing.write import write_shards
@@ -50,3 +52,24 @@ def test_what_was_not_selected_is_counted_once_wherever_the_write_was_killed(
         assert visible(folder) == bytes_of_whole
         shutil.rmtree(folder)
     assert step > 10
+
+
+def test_a_list_of_refused_samples_that_went_away_is_not_filled_with_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_small(monkeypatch)
+    rows = [json.dumps({"id": f"k{n}", "text": "x", "label": n}) for n in range(9)]
+    (tmp_path / "a.jsonl").write_text("\n".join(["not json", *rows]))
+    source = JsonLines([str(tmp_path / "a.jsonl")], choice=CHOICE)
+    manifests = Destination.publish_manifest
+    monkeypatch.setattr(Destination, "publish_manifest", _disk_is_full)
+    with pytest.raises(WorldError):
+        write_shards(source, tmp_path / "out", max_samples=2, on_error="skip")
+    monkeypatch.setattr(Destination, "publish_manifest", manifests)
+    shutil.rmtree(tmp_path / "out" / WORK_NAME)
+    with pytest.raises(UsageError, match="is gone or cut"):
+        write_shards(source, tmp_path / "out", max_samples=2, on_error="skip")
+
+
+def _disk_is_full(destination: Destination, manifest: object) -> None:
+    raise WorldError("the disk is full")
