@@ -417,8 +417,14 @@ def _in_saved_order(files: list[InputFile], found: list[InputFile]) -> list[Inpu
         if any(file.name == "dataset_dict.json" for file in found):
             raise UsageError("this folder holds several splits, as `datasets` saved them: give one")
         return files
-    with opened(state.location) as handle:
-        listed = [entry["filename"] for entry in json.load(handle)["_data_files"]]
+    try:
+        with opened(state.location) as handle:
+            listed = [entry["filename"] for entry in json.load(handle)["_data_files"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"{state.shown} does not list data files as that of `datasets` does ({error!r}): give "
+            "the files that are to be read"
+        ) from None
     by_name = {file.name: file for file in files}
     missing = [name for name in listed if name not in by_name]
     if missing:

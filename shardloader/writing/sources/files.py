@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
-from shardloader.errors import UsageError, WorldError
+from shardloader.errors import MissingExtraError, UsageError, WorldError
 from shardloader.format.urls import without_secrets
 from shardloader.reading.patterns import expand, local_path
 from shardloader.writing.sources.base import Skipped, printable
@@ -66,7 +66,8 @@ def find_files(words: Sequence[str]) -> list[InputFile]:
 
 def local_folders(words: Sequence[str]) -> tuple[Path, ...]:
     """Return those words that are folders here."""
-    return tuple(Path(word) for word in words if not is_remote(word) and Path(word).is_dir())
+    paths = [Path(local_path(word)) for word in words if not is_remote(word)]
+    return tuple(path for path in paths if path.is_dir())
 
 
 def of_kind(
@@ -121,9 +122,9 @@ def _local(word: str) -> list[InputFile]:
     if Path(word).exists():
         return list(_below(word)) if Path(word).is_dir() else [_file(word, Path(word).name)]
     paths = [local_path(path) for path in expand(word)]
-    missing = [path for path in paths if not Path(path).exists()]
-    if missing:
-        raise UsageError(f"there is no {missing[0]!r}")
+    missing = next((path for path in paths if not Path(path).exists()), None)
+    if missing is not None:
+        raise UsageError(f"there is no {missing!r}")
     return [
         file
         for path in paths
@@ -164,6 +165,12 @@ def _remote(word: str) -> list[InputFile]:
             found = {path: store.info(path)}
     except FileNotFoundError:
         return []
+    except ImportError as error:
+        told = without_secrets(f"{word}: the library for this kind of store is missing: {error}")
+        raise MissingExtraError(told) from error
+    except ValueError as error:
+        told = without_secrets(f"{word}: no kind of store is called so: {error}")
+        raise UsageError(told) from error
     except OSError as error:
         told = without_secrets(f"{word}: can't be listed: {error.strerror or error}")
         raise WorldError(told) from error

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from shardloader.errors import UsageError
 from shardloader.format.urls import without_secrets
+from shardloader.reading.patterns import local_path
 from shardloader.writing.sources import arrow_files, csv_files, jsonl_files, tar_files
 from shardloader.writing.sources.arrow_files import ArrowRows
 from shardloader.writing.sources.csv_files import CsvRows
@@ -145,4 +146,4 @@ def _tree(
     classes: Mapping[str, int] | Literal["by name"] | None = None
     if kind == "classes":
         classes = "by name" if class_map is None else class_map
-    return FolderTree(words[0], include=include, choice=choice, classes=classes)
+    return FolderTree(local_path(words[0]), include=include, choice=choice, classes=classes)

@@ -6,11 +6,12 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from shardloader.errors import SampleError, UsageError
+from shardloader.errors import MissingExtraError, SampleError, UsageError
 from shardloader.writing.sources.arrow_files import ArrowRows
 from shardloader.writing.sources.csv_files import CsvRows
 from shardloader.writing.sources.jsonl_files import JsonLines
@@ -205,6 +206,37 @@ def test_what_lies_beside_rows_is_listed_as_skipped(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
     (tmp_path / "README.md").write_text("about")
     assert [each.path for each in open_source([str(tmp_path)]).survey().skipped] == ["README.md"]
+
+
+@pytest.mark.parametrize("state", ["", "{", "[]", "{}", '{"_data_files": [{"a": 1}]}', "\xff"])
+def test_a_list_of_data_files_that_is_none_is_wrong_use(tmp_path: Path, state: str) -> None:
+    (tmp_path / "state.json").write_text(state, encoding="latin-1")
+    (tmp_path / "a.arrow").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"state\.json does not list data files"):
+        open_source([str(tmp_path)])
+
+
+def test_a_store_of_an_unknown_kind_or_without_its_library_is_told_in_words(monkeypatch) -> None:
+    with pytest.raises(UsageError, match=r"nope://.*no kind of store"):
+        open_source(["nope://user:secret@host/x.jsonl"])
+
+    def missing(word: str) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(MissingExtraError, match="Install s3fs"):
+        open_source(["s3://bucket/x.jsonl"])
+
+
+def test_a_folder_may_be_named_as_a_url_of_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("x")
+    write_shards(f"file://{tmp_path}/in", tmp_path / "out")
+    assert [key for key, _ in read_dataset(tmp_path / "out")] == ["a"]
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.jsonl").write_text("{}\n")
+    with pytest.raises(UsageError, match="lies in the source"):
+        write_shards(f"file://{tmp_path}/rows", tmp_path / "rows" / "out")
 
 
 @pytest.mark.parametrize("words", [[], [""], ["a.jsonl", ""]])
