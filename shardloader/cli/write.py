@@ -14,7 +14,7 @@ from shardloader.errors import UsageError
 from shardloader.writing.destination import REFUSED_NAME
 from shardloader.writing.foretell import PlannedShard, foretell
 from shardloader.writing.job import make_job
-from shardloader.writing.selection import Selection, parse_fraction
+from shardloader.writing.selection import Selection, parse_fraction, parse_keys
 from shardloader.writing.sources.mapping import parse_choice
 from shardloader.writing.sources.opening import KINDS, open_source
 from shardloader.writing.write import run as run_job
@@ -197,7 +197,7 @@ def _job(options: argparse.Namespace) -> Job:
     )
     keys = None
     if options.keys_from is not None:
-        keys = _keys(Path(options.keys_from))
+        keys = parse_keys(Path(options.keys_from).read_bytes(), name=options.keys_from)
     selection = Selection(
         keys=keys,
         patterns=tuple(options.select or ()),

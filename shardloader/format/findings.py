@@ -25,6 +25,8 @@ MAX_CHARACTERS: Final = 1000  # of a text in a finding
 _FETCH = "fetch the shard anew"
 _WRITE = "shardloader write (unpack the shard and pack it anew)"
 _FETCH_OR_WRITE = f"{_FETCH}, or {_WRITE}"
+# Unpacking a damaged shard would give its cut file as if it were whole.
+_FETCH_OR_WHOLE = f"{_FETCH}, or shardloader write --on-error skip, for what is whole before that"
 _INDEX = "shardloader index"
 _FORCE = "shardloader index --force"
 _FETCH_OR_FORCE = f"{_FETCH}; if it is meant to have changed, {_FORCE}"
@@ -32,17 +34,17 @@ _FETCH_OR_FORCE = f"{_FETCH}; if it is meant to have changed, {_FORCE}"
 # kind: level, what mends it
 KINDS: Final[dict[str, tuple[str, str]]] = {
     # of a shard's bytes
-    "not_a_tar": (FAULT, _FETCH_OR_WRITE),
+    "not_a_tar": (FAULT, _FETCH),
     "bad_compression": (FAULT, _FETCH),
     "unsupported_compression": (FAULT, "decompress the shard, or compress it anew by gzip or zstd"),
     "expands_too_far": (FAULT, "if it is meant so, verify with a larger --max-expansion"),
     "empty_file": (FAULT, _FETCH),
-    "bad_header": (FAULT, _FETCH_OR_WRITE),
-    "truncated": (FAULT, _FETCH),
+    "bad_header": (FAULT, _FETCH_OR_WHOLE),
+    "truncated": (FAULT, _FETCH_OR_WHOLE),
     "unsupported_member": (FAULT, _WRITE),
     "duplicate_field": (FAULT, f"{_WRITE}, with another name for one of the fields"),
     "checksum_mismatch": (FAULT, _FETCH),
-    "shard_error": (FAULT, _FETCH_OR_WRITE),
+    "shard_error": (FAULT, _FETCH_OR_WHOLE),
     "missing_end_of_archive": (WARNING, f"compare it with its source: {_FETCH_OR_WRITE}"),
     "data_after_end": (WARNING, _WRITE),
     "empty_shard": (WARNING, f"remove the shard, then {_INDEX}"),

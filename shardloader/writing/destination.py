@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shardloader.errors import UsageError, WorldError
-from shardloader.format.manifest import Manifest
+from shardloader.format.manifest import FORMAT, Manifest
 from shardloader.reading.source import (
     INDEX_SUFFIX,
     MANIFEST_NAME,
@@ -133,6 +133,7 @@ class Destination:
             if self._mode != "overwrite":
                 self._refuse_unfinished()
             self._refuse(judge(names, self._pattern, mode=self._mode))
+            self._refuse_foreign_manifest(names)
         return self._manifest_of(None if interrupted is None else interrupted.base)
 
     def prepare(self) -> Begun:
@@ -142,15 +143,13 @@ class Destination:
         is in use or holds what may not be removed, WorldError if the disk does not do as told.
         """
         with _Releasing(self):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire()
+            self._take()
             return self._anew(None)
 
     def begin(self, fingerprint: str) -> Begun:
         """Do as `prepare` does, or go on with an interrupted write of the same fingerprint."""
         with _Releasing(self):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire()
+            self._take()
             interrupted = self._interrupted(fingerprint)
             if interrupted is None:
                 return self._anew(fingerprint)
@@ -224,12 +223,20 @@ class Destination:
         """Let other writers in; does nothing if the folder is not held."""
         self._lock.release()
 
+    def _take(self) -> None:
+        """Make the folder, unless there has to be a dataset in it, and lock it."""
+        if self._mode == "append" and not self.folder.exists():
+            self._refuse(judge([], self._pattern, mode=self._mode))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire()
+
     def _anew(self, fingerprint: str | None) -> Begun:
         names = [item.name for item in self.folder.iterdir()]
         verdict = judge(names, self._pattern, mode=self._mode)
         if self._mode != "overwrite":
             self._refuse_unfinished()
         self._refuse(verdict)
+        self._refuse_foreign_manifest(names)
         if self._mode == "append":
             self._base = self._manifest_of(None)
             self._refuse_strays(names)
@@ -283,6 +290,17 @@ class Destination:
         added = [each.shard.name for each in journal.lines if each.shard.name not in listed]
         removed = f"{_some(added)}, not in the manifest, and {UNFINISHED_NAME}"
         return f"to give it up, remove {removed if added else UNFINISHED_NAME}"
+
+    def _refuse_foreign_manifest(self, names: Iterable[str]) -> None:
+        """Refuse to overwrite a file of the manifest's name that no writer made."""
+        if self._mode != "overwrite" or MANIFEST_NAME not in names:
+            return
+        path = self.folder / MANIFEST_NAME
+        if FORMAT.encode() not in path.read_bytes()[:100]:
+            raise UsageError(
+                f"can't write to {str(self.folder)!r}: its {MANIFEST_NAME} is no dataset's, and "
+                "overwrite=True does not remove it: give another folder, or move it away"
+            )
 
     def _refuse_strays(self, names: list[str]) -> None:
         """Refuse to append where a new shard would replace one that the manifest does not list."""

@@ -204,7 +204,11 @@ def _integer(value: Any) -> bytes:
 
 
 def _class(value: Any) -> bytes:
-    return value.encode() if isinstance(value, str) else _integer(value)
+    if not isinstance(value, str):
+        return _integer(value)
+    if not value:
+        raise ValueError("a class has a name or a number")
+    return value.encode()
 
 
 def _json(value: Any) -> bytes:

@@ -127,8 +127,8 @@ class Placer:
         resume = self._resume
         return resume is not None and (head.part, row) < (resume.part, resume.row)
 
-    def has_seen(self, head: Head) -> bool:
-        """Whether this placer began at the end of the input, and this chunk lies before it."""
+    def passes_over_all(self, head: Head) -> bool:
+        """Whether a chunk lies before that point to its end, also with rows that are no samples."""
         return self.passes_over(head, _BEHIND_ALL_ROWS - 1)
 
     def _first(self, head: Head) -> int:

@@ -29,6 +29,8 @@ def local_folder(folder: str | os.PathLike[str]) -> Path:
             f"a writer writes to a local folder, not {without_secrets(str(folder))!r}: write "
             "locally, then upload the folder with the store's own tool"
         )
+    if not str(folder):
+        raise UsageError("a destination is a folder, and '' is no name of one")
     return Path(folder)
 
 

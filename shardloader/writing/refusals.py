@@ -11,7 +11,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from shardloader.errors import SampleError
+from shardloader.errors import SampleError, UsageError
 from shardloader.writing.shard_file import naming
 
 if TYPE_CHECKING:
@@ -33,6 +33,11 @@ class Refusals:
         self.count = count
         with naming(path):
             path.touch()
+            if path.stat().st_size < size_bytes:
+                raise UsageError(
+                    f"{path}: the list of what an interrupted write had refused is gone or cut: "
+                    "overwrite=True begins anew"
+                )
             os.truncate(path, size_bytes)
             self._file = path.open("ab")
 

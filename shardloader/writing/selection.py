@@ -59,6 +59,15 @@ class Selection:
         return low <= keyed_word(key, 0, use=_FRACTION) < high
 
 
+def parse_keys(data: bytes, *, name: str) -> frozenset[str]:
+    """Read a list of keys, one a line, from a file that is called `name` in messages."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name}: a list of keys is UTF-8, one a line: {error}") from None
+    return frozenset(line.removesuffix("\r") for line in text.split("\n")) - {""}
+
+
 def keyed_word(key: str, seed: int, *, use: bytes = b"") -> int:
     """Return 64 bits that follow from a key and a seed, and look random; others for another use.
 

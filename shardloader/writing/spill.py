@@ -138,6 +138,11 @@ class SortedRuns:
         """Nothing."""
         return {}
 
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """None: these are the writer's own files."""
+        return ()
+
     def survey(self) -> Survey:
         """Give the size of all samples."""
         return Survey(num_bytes=self._num_bytes)

@@ -14,6 +14,8 @@ import secrets
 import shutil
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shardloader.errors import UsageError
@@ -30,13 +32,11 @@ from shardloader.writing.pool import Pool
 from shardloader.writing.refusals import Refusals
 from shardloader.writing.shard_file import naming
 from shardloader.writing.sources.base import Refused, printable
-from shardloader.writing.sources.folder_tree import FolderTree
 from shardloader.writing.sources.opening import open_source
 from shardloader.writing.spill import SortedRuns, Spill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from shardloader.format.manifest import Manifest
     from shardloader.writing.chunks import Head
@@ -128,15 +128,22 @@ def run(job: Job, *, progress: Progress | None = None) -> Written:
 
 
 def check_apart(job: Job) -> None:
-    """Raise UsageError for a folder of files that the shards would lie in."""
-    if not isinstance(job.source, FolderTree):
-        return
-    inside, outside = job.folder.resolve(), job.source.folder.resolve()
-    if inside == outside or outside in inside.parents:
-        raise UsageError(
-            f"the destination {str(job.folder)!r} lies in the source {str(job.source.folder)!r}, "
-            "and would be packed into itself: give a folder outside it"
-        )
+    """Raise UsageError where shards would lie in a folder that is read, or beside such shards."""
+    inside = job.folder.resolve()
+    resolved = cache(Path.resolve)  # of the folder of many shards, once
+    for place in job.source.places:
+        is_plain = place.is_file() and not place.is_symlink()
+        outside = resolved(place.parent) / place.name if is_plain else place.resolve()
+        if inside == outside or outside in inside.parents:
+            raise UsageError(
+                f"the destination {str(job.folder)!r} lies in the source {str(place)!r}, "
+                "and would be packed into itself: give a folder outside it"
+            )
+        if inside == outside.parent and not outside.is_dir():
+            raise UsageError(
+                f"the source's shard {str(place)!r} lies in the destination: shards are written "
+                "anew to another folder"
+            )
 
 
 def runs_recipe(job: Job, survey: Survey) -> Recipe:
@@ -179,6 +186,7 @@ class _Write:
         self._spill: Spill | None = None
         self._refusals: Refusals | None = None
         self._num_temporary_bytes = 0
+        self._where: dict[int, str] = {}  # of each part, for messages
 
     def run(self) -> Written:
         """Do what is left to be done."""
@@ -355,19 +363,16 @@ class _Write:
         for part in source.parts():
             if start is not None and part.number < start.part:
                 self._progress.advance(0, part.num_bytes)
+            self._where[part.number] = source.where(part)
             yield part
 
     def _note(self, head: Head, placed: Placed, placer: Placer) -> None:
         """Note refused samples, and shards that ended, in the order of the input."""
-        where = f"the sample {{}} of part {head.part}"
+        where = self._where[head.part]
         again = [
             (
                 head.rows[at],
-                Refused(
-                    printable(head.keys[at]),
-                    where.format(head.rows[at]),
-                    written_before(head.keys[at]),
-                ),
+                Refused(printable(head.keys[at]), where, written_before(head.keys[at])),
             )
             for at in placed.again
         ]
@@ -379,7 +384,7 @@ class _Write:
             self._end(closed)
         for _, each in waiting:
             self._list().add(each)
-        if not placer.has_seen(head):
+        if not placer.passes_over_all(head):
             self._num_left_out += head.num_left_out
 
     def _end(self, closed: Closed) -> None:

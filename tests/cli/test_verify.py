@@ -113,7 +113,7 @@ def test_all_faults_are_found_in_one_run_each_with_what_mends_it(place, run):
     ]
     assert ended.json["datasets"][0]["checked"] == 13
     mends = {row["kind"]: row["mend"] for row in findings(ended)}
-    assert mends["truncated"] == "fetch the shard anew"
+    assert mends["truncated"] == KINDS["truncated"][1]
     assert mends["index_differs"] == "shardloader index --force"
     assert mends["unlisted_shard"] == "shardloader index"
     told = run("verify", "corpus")

@@ -7,8 +7,8 @@ Without chosen fields:
 
 | column                                  | field                                             |
 |-----------------------------------------|---------------------------------------------------|
-| image (a struct of `bytes` and `path`)  | what the bytes are (`jpg`, `png`, ...); `NAME.jpg` |
-|                                         | if there are several images                       |
+| image (a struct of `bytes` and `path`), | what the bytes are (`jpg`, `wav`, ...); `NAME.jpg` |
+| or sound                                | if there are several of them                      |
 | binary                                  | `NAME.bin`                                        |
 | all others                              | one `json` of them, dates as ISO texts            |
 """
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardloader.errors import MissingExtraError, UsageError, WorldError
-from shardloader.writing.sources.base import PART_BYTES, Part, Refused
+from shardloader.writing.sources.base import PART_BYTES, Part, Refused, printable
 from shardloader.writing.sources.files import (
     FileSource,
     InputFile,
@@ -44,6 +44,7 @@ PARQUET = (".parquet",)
 ARROW = (".arrow", ".feather")
 SUFFIXES = (*PARQUET, *ARROW)
 SAVED_STATE = "state.json"
+_SAVED_BESIDE = (SAVED_STATE, "dataset_info.json")
 _BATCH_BYTES = 8 << 20
 
 _IMAGES: tuple[tuple[bytes, str], ...] = (
@@ -53,7 +54,12 @@ _IMAGES: tuple[tuple[bytes, str], ...] = (
     (b"BM", "bmp"),
     (b"II*\0", "tiff"),
     (b"MM\0*", "tiff"),
+    (b"fLaC", "flac"),
+    (b"OggS", "ogg"),
+    (b"ID3", "mp3"),
+    *((b"\xff" + bytes([second]), "mp3") for second in (0xF2, 0xF3, 0xFA, 0xFB)),
 )
+_IN_RIFF = {b"WEBP": "webp", b"WAVE": "wav"}
 
 
 class _Rows(NamedTuple):
@@ -90,7 +96,7 @@ class ArrowRows(FileSource):
         """Cut Parquet files into row groups, Arrow files into stretches of batches."""
         number = 0
         for at, file in enumerate(self._files):
-            cut = _cut_parquet if suffix_of(file.name, PARQUET) else _cut_arrow
+            cut = _cut_arrow if suffix_of(file.name, ARROW) else _cut_parquet
             for what, num_bytes in cut(file, at):
                 yield Part(number, num_bytes, what)
                 number += 1
@@ -103,9 +109,11 @@ class ArrowRows(FileSource):
         number = what.row
         for batch in _batches(file, what, self._choice):
             used = _use_of(batch.schema)
+            if not self._choice.pairs:
+                _check_fields_differ(used, where=file.shown)
             arrays = _array_types(batch.schema, self._choice)
-            for row in _python_rows(batch, where=file.shown):
-                yield self._sample(file, number, row, used, arrays)
+            for row, problem in _rows_of(batch):
+                yield self._sample(file, number, row, used, arrays, problem)
                 number += 1
 
     def _sample(
@@ -115,13 +123,19 @@ class ArrowRows(FileSource):
         row: dict[str, Any],
         used: _Columns,
         arrays: dict[str, Any],
+        problem: str,
     ) -> Sample | Refused:
         where = f"{file.shown}, row {number}"
         key = f"{file.stem(SUFFIXES)}/{number:09d}"
         if self._choice.key is not None:
-            if row[self._choice.key] is None:
-                return Refused("", where, f"the row has no {self._choice.key!r}, which is the key")
+            if row.get(self._choice.key) is None:
+                missing = f"the row has no {self._choice.key!r}, which is the key"
+                return Refused("", where, problem or missing)
             key = key_of(row[self._choice.key])
+        if problem:
+            return Refused(
+                printable(str(key)), where, f"sample {key!r} can't be written: {problem}"
+            )
         for image in used.images:
             found = row.get(image)
             if found is not None:
@@ -131,6 +145,30 @@ class ArrowRows(FileSource):
         if not self._choice.pairs:
             return {"__key__": key, **_default_fields(row, used)}
         return {"__key__": key, **_chosen_fields(row, self._choice, arrays)}
+
+
+def _rows_of(batch: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the rows, each with why it has a value that Python can't say, or "".
+
+    Arrow says dates beyond the year 9999, nanoseconds, and texts that are no UTF-8.
+    """
+    try:
+        rows = batch.to_pylist()
+    except (ValueError, OverflowError):
+        yield from (_row_of(batch, at) for at in range(batch.num_rows))
+    else:
+        yield from ((row, "") for row in rows)
+
+
+def _row_of(batch: Any, at: int) -> tuple[dict[str, Any], str]:
+    row: dict[str, Any] = {}
+    problems = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            row[name] = column[at].as_py()
+        except (ValueError, OverflowError) as error:
+            problems.append(f"the column {name!r} holds what can't be read: {error}")
+    return row, "; ".join(problems)
 
 
 def _chosen_fields(row: dict[str, Any], choice: Choice, arrays: dict[str, Any]) -> dict[str, Any]:
@@ -169,7 +207,7 @@ def _plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, Decimal):
         return str(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):  # a map is a list of pairs
         return [_plain(item) for item in value]
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
@@ -184,8 +222,8 @@ def _array(value: Any, dtype: Any) -> Any:
 
 
 def _image_kind(data: bytes) -> str:
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "webp"
+    if data[:4] == b"RIFF" and data[8:12] in _IN_RIFF:
+        return _IN_RIFF[data[8:12]]
     return next((kind for magic, kind in _IMAGES if data.startswith(magic)), "img")
 
 
@@ -247,9 +285,9 @@ def _batches(file: InputFile, what: _Rows, choice: Choice) -> Iterator[Any]:
     pa = _arrow()
     wanted = list(choice.columns) if choice.pairs else None
     with _handle(file) as handle:
-        if suffix_of(file.name, PARQUET):
+        if not suffix_of(file.name, ARROW):
             parquet = pa.parquet.ParquetFile(handle, pre_buffer=False)
-            choice.check_columns(parquet.schema_arrow.names, where=file.shown)
+            _check_names(parquet.schema_arrow.names, choice, where=file.shown)
             group = parquet.metadata.row_group(what.start)
             a_row = max(1, group.total_byte_size // max(1, group.num_rows))
             yield from parquet.iter_batches(
@@ -264,11 +302,18 @@ def _batches(file: InputFile, what: _Rows, choice: Choice) -> Iterator[Any]:
                 return
             if number < what.start:
                 continue
-            choice.check_columns(batch.schema.names, where=file.shown)
+            _check_names(batch.schema.names, choice, where=file.shown)
             chosen = batch if wanted is None else batch.select(wanted)
             step = max(1, _BATCH_BYTES * max(1, chosen.num_rows) // max(1, chosen.nbytes))
             for first in range(0, chosen.num_rows, step):
                 yield chosen.slice(first, step)
+
+
+def _check_names(names: list[str], choice: Choice, *, where: str) -> None:
+    """Refuse names of which a row could only have one, and a choice of what is not there."""
+    if len(set(names)) != len(names):
+        raise UsageError(f"{where} has two columns of one name: {names}")
+    choice.check_columns(names, where=where)
 
 
 def _stored_batches(handle: Any) -> Iterator[Any]:
@@ -338,11 +383,25 @@ def _use_of(schema: Any) -> _Columns:
             pa.types.is_binary(kind)
             or pa.types.is_large_binary(kind)
             or pa.types.is_fixed_size_binary(kind)
+            or pa.types.is_binary_view(kind)
         ):
             binaries.append(field.name)
         else:
             others.append(field.name)
     return _Columns(images=tuple(images), binaries=tuple(binaries), others=tuple(others))
+
+
+def _check_fields_differ(used: _Columns, *, where: str) -> None:
+    """Refuse columns that would be one field, since fields are lower case."""
+    for columns in (used.images, used.binaries):
+        taken: dict[str, str] = {}
+        for column in columns:
+            other = taken.setdefault(column.lower(), column)
+            if other != column:
+                raise UsageError(
+                    f"{where}: the columns {other!r} and {column!r} would be the same field, which "
+                    f"is lower case: choose fields, such as --field {column.lower()}.bin={column}"
+                )
 
 
 def _array_types(schema: Any, choice: Choice) -> dict[str, Any]:

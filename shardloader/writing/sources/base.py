@@ -15,6 +15,7 @@ import xxhash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 PART_BYTES = 16 << 20  # about so much input is read at a time
 PART_SAMPLES = 4096
@@ -84,6 +85,11 @@ class Source(Protocol):
     @property
     def beside(self) -> dict[str, bytes]:
         """Files to publish beside the manifest, by name."""
+        ...
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Local folders that are read as a whole, and shards: nothing may be written there."""
         ...
 
     def survey(self) -> Survey:

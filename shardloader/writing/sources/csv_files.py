@@ -72,6 +72,8 @@ class CsvRows(FileSource):
             ) from error
         if names is None:
             return
+        if not names:
+            raise UsageError(f"{file.shown}: the first line names the columns, and it is blank")
         if len(set(names)) != len(names):
             raise UsageError(f"{file.shown}: the first line names a column twice: {names}")
         self._choice.check_columns(names, where=file.shown)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
-from shardloader.errors import UsageError, WorldError
+from shardloader.errors import MissingExtraError, UsageError, WorldError
 from shardloader.format.urls import without_secrets
 from shardloader.reading.patterns import expand, local_path
 from shardloader.writing.sources.base import Skipped, Survey, printable, utf8_name
@@ -57,20 +57,19 @@ class FileSource:
         self, words: Sequence[str], suffixes: Sequence[str], choice: Choice | None = None
     ) -> None:
         self._choice = choice or Choice()
-        found = find_files(words)
-        self._files = [file for file in found if suffix_of(file.name, suffixes)]
-        self._others = [file for file in found if not suffix_of(file.name, suffixes)]
-        if not self._files:
-            raise UsageError(
-                f"there is nothing to read at {without_secrets(words[0])!r}: no file there ends in "
-                f"{', '.join(suffixes)}"
-            )
+        self._folders = local_folders(words)
+        self._files, self._others = of_kind(find_files(words), suffixes)
         _refuse_twice(self._files)
 
     @property
     def beside(self) -> dict[str, bytes]:
         """Nothing."""
         return {}
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders among the words."""
+        return self._folders
 
     def survey(self) -> Survey:
         """Look at the files' sizes; files of other kinds are left out."""
@@ -122,6 +121,24 @@ def find_files(words: Sequence[str]) -> list[InputFile]:
     return found
 
 
+def local_folders(words: Sequence[str]) -> tuple[Path, ...]:
+    """Return those words that are folders here."""
+    paths = [Path(local_path(word)) for word in words if not is_remote(word)]
+    return tuple(path for path in paths if path.is_dir())
+
+
+def of_kind(
+    found: list[InputFile], suffixes: Sequence[str]
+) -> tuple[list[InputFile], list[InputFile]]:
+    """Part files whose names end in one of some suffixes from others.
+
+    Where none does the user said what they are, and all are taken.
+    """
+    files = [file for file in found if suffix_of(file.name, suffixes)]
+    others = [file for file in found if not suffix_of(file.name, suffixes)]
+    return (files, others) if files else (found, [])
+
+
 def suffix_of(name: str, suffixes: Sequence[str]) -> str:
     """Return the longest of some suffixes that a name ends in, or ""."""
     lower = name.lower()
@@ -158,9 +175,9 @@ def _local(word: str) -> list[InputFile]:
     if Path(word).exists():
         return list(_below(word)) if Path(word).is_dir() else [_file(word, Path(word).name)]
     paths = [local_path(path) for path in expand(word)]
-    missing = [path for path in paths if not Path(path).exists()]
-    if missing:
-        raise UsageError(f"there is no {missing[0]!r}")
+    missing = next((path for path in paths if not Path(path).exists()), None)
+    if missing is not None:
+        raise UsageError(f"there is no {missing!r}")
     return [
         file
         for path in paths
@@ -202,8 +219,12 @@ def _remote(word: str) -> list[InputFile]:
             found = {path: store.info(path)}
     except FileNotFoundError:
         return []
-    except (ImportError, ValueError) as error:  # a store that fsspec, or this machine, has not
-        raise UsageError(without_secrets(f"{word}: can't be read: {error}")) from error
+    except ImportError as error:
+        told = without_secrets(f"{word}: the library for this kind of store is missing: {error}")
+        raise MissingExtraError(told) from error
+    except ValueError as error:
+        told = without_secrets(f"{word}: no kind of store is called so: {error}")
+        raise UsageError(told) from error
     except OSError as error:
         told = without_secrets(f"{word}: can't be listed: {error.strerror or error}")
         raise WorldError(told) from error

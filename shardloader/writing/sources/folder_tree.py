@@ -124,6 +124,11 @@ class FolderTree:
             return {}
         return {CLASS_MAP_NAME: (json.dumps(classes, indent=1) + "\n").encode("ascii")}
 
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The folder."""
+        return (self.folder,)
+
     def survey(self) -> Survey:
         """Walk the tree without reading a file."""
         survey = Survey()

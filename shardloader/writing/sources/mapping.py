@@ -84,7 +84,10 @@ def parse_choice(key: str | None, texts: Iterable[str]) -> Choice:
 def value_for(field: str, value: Any) -> Any:
     """Return what a field's encoder takes for a column's value: lists become arrays for npy."""
     if isinstance(value, list) and field.rpartition(".")[2] == "npy":
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            return value  # ragged: the encoder refuses it with key and field
         if array.dtype.kind in "biufc":
             return array
     return value

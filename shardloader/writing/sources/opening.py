@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from shardloader.errors import UsageError
 from shardloader.format.urls import without_secrets
+from shardloader.reading.patterns import local_path
 from shardloader.writing.sources import arrow_files, csv_files, jsonl_files, tar_files
 from shardloader.writing.sources.arrow_files import ArrowRows
 from shardloader.writing.sources.csv_files import CsvRows
@@ -53,6 +54,8 @@ def open_source(
 
     Raises UsageError where that is not clear, or an option is not of that kind.
     """
+    if not words or not all(words):
+        raise UsageError(f"a source is named, and {''!r} names nothing")
     kind = kind or ("classes" if class_map is not None else kind_of(words))
     if kind not in KINDS:
         raise UsageError(f"a source is one of {', '.join(KINDS)}, not {kind!r}")
@@ -143,4 +146,4 @@ def _tree(
     classes: Mapping[str, int] | Literal["by name"] | None = None
     if kind == "classes":
         classes = "by name" if class_map is None else class_map
-    return FolderTree(words[0], include=include, choice=choice, classes=classes)
+    return FolderTree(local_path(words[0]), include=include, choice=choice, classes=classes)

@@ -3,12 +3,14 @@
 To make shards of another size, to merge, split, compress or take a part of them: whoever wrote
 them, with `.json` and `.parquet` files about them left out. A shard is mapped and its headers
 read; a compressed or remote one is first unpacked to a temporary file. Fields are taken as bytes,
-as they are.
+as they are. A damaged shard is refused, and then what lies before the damage read, as the loader
+does: so whoever leaves out what is refused keeps the samples that are whole.
 """
 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -43,6 +45,15 @@ class _Stretch(NamedTuple):
     problem: str = ""
 
 
+class _Open(NamedTuple):
+    """A shard, what is whole in it, and what is wrong with the rest, or ""."""
+
+    file: int
+    data: memoryview
+    indexed: SampleIndex
+    problem: str
+
+
 class TarShards(FileSource):
     """Tar shards that somebody wrote."""
 
@@ -53,7 +64,7 @@ class TarShards(FileSource):
         if self._choice.key is not None:
             raise UsageError("samples in shards have keys: give no key column")
         self._prefix_keys = prefix_keys
-        self._open: tuple[int, memoryview, SampleIndex] | None = None  # the shard used last
+        self._open: _Open | None = None  # the shard used last
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_open": None}  # whoever gets a copy maps files of its own
@@ -66,6 +77,12 @@ class TarShards(FileSource):
             "choice": self._choice.about,
             "prefix_keys": self._prefix_keys,
         }
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders among the words, and each shard."""
+        shards = [Path(file.location) for file in self._files if not is_remote(file.location)]
+        return (*super().places, *shards)
 
     def parts(self) -> Iterator[Part]:
         """Cut plain local shards into stretches of samples; give others as one part each."""
@@ -83,10 +100,12 @@ class TarShards(FileSource):
             yield Refused("", file.shown, what.problem)
             return
         try:
-            data, index = self._opened(what.file, is_first=what.stop is None)
+            data, index, problem = self._opened(what.file, is_first=what.stop is None)
         except ShardError as error:
             yield Refused("", file.shown, str(error))
             return
+        if problem and what.stop is None:
+            yield Refused("", file.shown, problem)
         prefix = f"{file.stem(SUFFIXES)}/" if self._prefix_keys else ""
         stop = index.num_samples if what.stop is None else what.stop
         for sample in range(what.start, stop):
@@ -113,10 +132,12 @@ class TarShards(FileSource):
             yield _Stretch(at, 0, None), file.size
             return
         try:
-            _, index = self._opened(at, is_first=True)
+            _, index, problem = self._opened(at, is_first=True)
         except ShardError as error:
             yield _Stretch(at, 0, 0, str(error)), file.size
             return
+        if problem:
+            yield _Stretch(at, 0, 0, problem), 0 if index.num_samples else file.size
         starts = index.sample_starts
         if not index.num_samples:
             return
@@ -130,20 +151,33 @@ class TarShards(FileSource):
             yield _Stretch(at, start, stop), max(0, end - int(places[start]))
             start = stop
 
-    def _opened(self, at: int, *, is_first: bool) -> tuple[memoryview, SampleIndex]:
-        if self._open is None or self._open[0] != at:
+    def _opened(self, at: int, *, is_first: bool) -> tuple[memoryview, SampleIndex, str]:
+        if self._open is None or self._open.file != at:
             self._open = None
             tar = _mapped(self._files[at])
-            index, notices = SampleIndex.build(tar.data, shard=tar.name)
-            self._open = (at, tar.data, index)
+            index, notices = SampleIndex.build_what_is_whole(tar.data, shard=tar.name)
+            shown = self._files[at].shown
+            self._open = _Open(at, tar.data, index, _problem(tar.data, index, tar.name))
             for notice in notices if is_first else ():
                 if notice.is_warning:
-                    _log.warning("%s: %s", self._files[at].shown, notice)
+                    _log.warning("%s: %s", shown, notice)
         return self._open[1:]
 
 
 def _is_packed(path: str) -> bool:
     return packing_of(bytes(map_file(path)[:BLOCK_BYTES])) is not None
+
+
+def _problem(data: memoryview, index: SampleIndex, shown: str) -> str:
+    """Say what is wrong with a shard behind what was indexed of it, or ""."""
+    if index.damage is None:
+        return ""
+    told = f"{shown}: {index.damage}"
+    try:
+        SampleIndex.build(data, shard=shown)
+    except ShardError as error:
+        told = str(error)  # which says more
+    return f"{told}; {index.num_samples} samples are whole before that"
 
 
 def _mapped(file: InputFile) -> Tar:

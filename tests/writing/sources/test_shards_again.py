@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import gzip
 import tarfile
-from typing import TYPE_CHECKING
+import tempfile
+from functools import partial
+from pathlib import Path
 
 import fsspec
 import pytest
 import webdataset
 
-from shardloader.errors import SampleError, UsageError
+from shardloader.cli import main
+from shardloader.errors import SampleError, UsageError, WorldError
+from shardloader.format.findings import KINDS
 from shardloader.writing.selection import Selection, keyed_word
+from shardloader.writing.sources import tar_files
 from shardloader.writing.sources.mapping import parse_choice
 from shardloader.writing.sources.opening import kind_of, open_source
 from shardloader.writing.sources.tar_files import TarShards
 from shardloader.writing.write import write_shards
 from tests.shards import sample_members, tar_bytes, write_shard
 from tests.writing.reading_back import read_dataset, read_shard
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def keys(folder: Path) -> list[str]:
@@ -117,7 +119,7 @@ def test_fields_are_chosen_and_renamed(tmp_path: Path) -> None:
     ]
 
 
-def test_a_damaged_shard_is_an_error_or_left_out_whole(tmp_path: Path) -> None:
+def test_a_damaged_shard_is_an_error_or_gives_what_is_whole_before(tmp_path: Path) -> None:
     write_shard(tmp_path / "in" / "a.tar", 3)
     (tmp_path / "in" / "b.tar").write_bytes(tar_bytes(sample_members(5))[:2570])
     write_shard(tmp_path / "in" / "c.tar", 3, first=10)
@@ -126,7 +128,59 @@ def test_a_damaged_shard_is_an_error_or_left_out_whole(tmp_path: Path) -> None:
     written = write_shards(tmp_path / "in", tmp_path / "out", on_error="skip")
     assert keys(tmp_path / "out") == [f"{n:06d}" for n in (0, 1, 2, 10, 11, 12)]
     assert written.num_refused == 1
-    assert "b.tar: truncated" in (tmp_path / "out" / "refused.jsonl").read_text()
+    told = (tmp_path / "out" / "refused.jsonl").read_text()
+    assert "b.tar: truncated" in told
+    assert "0 samples are whole before that" in told
+
+
+@pytest.mark.parametrize("form", ["plain", "gzip", "pieces"])
+@pytest.mark.parametrize("damage", ["cut", "header", "noise", "member missing", "field twice"])
+def test_what_lies_before_the_damage_is_taken_however_the_shard_is_read(
+    tmp_path: Path, monkeypatch, form: str, damage: str
+) -> None:
+    whole = [(f"{n:02d}.{field}", b"%d" % n) for n in range(9) for field in ("cls", "txt")]
+    data = {
+        "cut": tar_bytes(whole)[: 6 * 2048 + 1200],
+        "header": tar_bytes(whole)[: 6 * 2048] + b"x" * 512 + tar_bytes(whole)[6 * 2048 + 512 :],
+        "noise": tar_bytes(whole)[: 6 * 2048] + b"x" * 3000,
+        "member missing": tar_bytes(whole)[: 6 * 2048 + 1024],
+        "field twice": tar_bytes([*whole[:12], ("06.txt", b""), ("06.TXT", b""), *whole[14:]]),
+    }[damage]
+    # where a header is damaged nobody knows whether the sample before it ended there
+    count = 5 if damage in {"header", "noise"} else 6
+    (tmp_path / "in").mkdir()
+    name = "a.tgz" if form == "gzip" else "a.tar"
+    (tmp_path / "in" / name).write_bytes(gzip.compress(data) if form == "gzip" else data)
+    write_shard(tmp_path / "in" / "b.tar", 1, first=100)
+    if form == "pieces":
+        monkeypatch.setattr(tar_files, "PART_SAMPLES", 2)
+    with pytest.raises(SampleError, match=rf"{name}.*{count} samples are whole before that"):
+        write_shards(tmp_path / "in", tmp_path / "out")
+    written = write_shards(tmp_path / "in", tmp_path / "out", on_error="skip")
+    assert keys(tmp_path / "out") == [*(f"{n:02d}" for n in range(count)), "000100"]
+    assert written.num_refused == 1
+    assert all(
+        set(fields) == {"cls", "txt"} for _, fields in read_dataset(tmp_path / "out")[:count]
+    )
+
+
+def test_the_mend_that_verify_names_for_a_cut_shard_mends_it(tmp_path: Path) -> None:
+    write_shard(tmp_path / "in" / "a.tar", 3)
+    (tmp_path / "in" / "b.tar").write_bytes(tar_bytes(sample_members(9))[:-3000])
+    assert main(["verify", str(tmp_path / "in")]) == 1
+    assert "shardloader write --on-error skip" in KINDS["truncated"][1]
+    mend = ["write", str(tmp_path / "in"), str(tmp_path / "out"), "--prefix-keys"]
+    assert main([*mend, "--on-error", "skip"]) == 0
+    assert main(["verify", str(tmp_path / "out"), "--decode"]) == 0
+    assert len(keys(tmp_path / "out")) == 3 + 7
+
+
+def test_no_room_to_unpack_a_shard_is_told_of_the_room(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "a.tgz").write_bytes(gzip.compress(tar_bytes(sample_members(3))))
+    full = partial(Path("/dev/full").open, "wb", buffering=0)
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda suffix: full())
+    with pytest.raises(WorldError, match=r"a\.tgz: can't be unpacked to '/dev/full'.*TMPDIR"):
+        write_shards(tmp_path / "a.tgz", tmp_path / "out")
 
 
 def test_what_is_odd_about_a_shard_is_logged_once(tmp_path: Path, caplog) -> None:
