@@ -223,14 +223,6 @@ def _job(options: argparse.Namespace) -> Job:
     )
 
 
-def _keys(path: Path) -> frozenset[str]:
-    try:
-        text = path.read_text(encoding="utf-8")  # of any ends of lines, which become "\n"
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: a list of keys is UTF-8: {error}") from None
-    return frozenset(text.split("\n"))
-
-
 def _class_map(path: Path) -> dict[str, int]:
     try:
         found = json.loads(path.read_bytes())

@@ -100,12 +100,14 @@ def test_a_destination_without_a_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_key_that_comes_again_is_told_with_the_shard_it_is_in(corpus: Path) -> None:
-    words = [str(corpus), str(corpus / "shard-000001.tar")]
-    with pytest.raises(SampleError, match=r"'004' was written before.*/shard-000001\.tar\)"):
+    again = corpus.parent / "again.tar"
+    again.write_bytes((corpus / "shard-000001.tar").read_bytes())
+    words = [str(corpus), str(again)]
+    with pytest.raises(SampleError, match=r"'004' was written before.*/again\.tar\)"):
         write_shards(words, corpus.parent / "out")
     write_shards(words, corpus.parent / "left", on_error="skip")
     told = (corpus.parent / "left" / "refused.jsonl").read_text().splitlines()
-    assert [json.loads(line)["where"] for line in told] == [str(corpus / "shard-000001.tar")] * 4
+    assert [json.loads(line)["where"] for line in told] == [str(again)] * 4
 
 
 def test_a_list_of_keys_is_read_as_editors_leave_it() -> None:

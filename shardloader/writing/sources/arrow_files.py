@@ -148,27 +148,46 @@ class ArrowRows(FileSource):
 
 
 def _rows_of(batch: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the rows, each with why it has a value that Python can't say, or "".
+    """Yield the rows as Python's values, each with why it has one that Python can't say, or "".
 
-    Arrow says dates beyond the year 9999, nanoseconds, and texts that are no UTF-8.
+    Arrow says dates beyond the year 9999, and texts that are no UTF-8. What is finer than
+    microseconds becomes an ISO text: pyarrow would make objects of pandas' of that, or raise where
+    pandas is not installed.
     """
+    names = batch.schema.names
+    columns = []
+    problems: list[list[str]] = [[] for _ in range(batch.num_rows)]
+    for name, column in zip(names, batch.columns, strict=True):
+        values, wrong = _values_of(column)
+        columns.append(values)
+        for at, error in wrong.items():
+            problems[at].append(f"the column {name!r} holds what can't be read: {error}")
+    for at, problem in enumerate(problems):
+        yield (
+            {name: values[at] for name, values in zip(names, columns, strict=True)},
+            "; ".join(problem),
+        )
+
+
+def _values_of(column: Any) -> tuple[list[Any], dict[int, Exception]]:
+    """Give a column's values, and by row the errors of those that can't be read, None there."""
+    read = _times if _has_nanoseconds(column.type) else _plain_values
     try:
-        rows = batch.to_pylist()
+        return read(column), {}
     except (ValueError, OverflowError):
-        yield from (_row_of(batch, at) for at in range(batch.num_rows))
-    else:
-        yield from ((row, "") for row in rows)
+        values: list[Any] = [None] * len(column)
+        wrong: dict[int, Exception] = {}
+        for at in range(len(column)):
+            try:
+                (values[at],) = read(column.slice(at, 1))
+            except (ValueError, OverflowError) as error:
+                wrong[at] = error
+        return values, wrong
 
 
-def _row_of(batch: Any, at: int) -> tuple[dict[str, Any], str]:
-    row: dict[str, Any] = {}
-    problems = []
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        try:
-            row[name] = column[at].as_py()
-        except (ValueError, OverflowError) as error:
-            problems.append(f"the column {name!r} holds what can't be read: {error}")
-    return row, "; ".join(problems)
+def _plain_values(column: Any) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    return values
 
 
 def _chosen_fields(row: dict[str, Any], choice: Choice, arrays: dict[str, Any]) -> dict[str, Any]:
@@ -329,23 +348,6 @@ def _stored_batches(handle: Any) -> Iterator[Any]:
         yield reader.get_batch(number)
 
 
-def _python_rows(batch: Any, *, where: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows as Python's values; what is finer than microseconds as an ISO text.
-
-    pyarrow would make objects of pandas' of that, or raise where pandas is not installed.
-    """
-    columns = []
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        try:
-            columns.append(_times(column) if _has_nanoseconds(column.type) else column.to_pylist())
-        except ValueError as error:
-            raise UsageError(
-                f"{where}: the column {name!r} can't be read: {error}; write it with microseconds"
-            ) from error
-    for values in zip(*columns, strict=True):
-        yield dict(zip(batch.schema.names, values, strict=True))
-
-
 def _has_nanoseconds(kind: Any) -> bool:
     pa = _arrow()
     is_time = pa.types.is_timestamp(kind) or pa.types.is_time64(kind)
@@ -437,15 +439,21 @@ def _in_saved_order(files: list[InputFile], others: list[InputFile]) -> list[Inp
 
 def _listed(state: InputFile, files: list[InputFile]) -> list[InputFile]:
     """Give the files that a saved dataset says it has, in its order."""
-    with opened(state.location) as handle:
-        said = json.load(handle)
+    try:
+        with opened(state.location) as handle:
+            said = json.load(handle)
+        listed = [entry["filename"] for entry in said["_data_files"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"{state.shown} does not list data files as that of `datasets` does ({error!r}): give "
+            "the files that are to be read"
+        ) from None
     if any(value for name, value in said.items() if name.startswith("_indices")):
         raise UsageError(
             f"{state.shown}: rows were chosen from this dataset and saved as their numbers, by an "
             "old release of `datasets`: load it with that and save flatten_indices() of it"
         )
     by_name = {_base_name(file): file for file in files}
-    listed = [entry["filename"] for entry in said["_data_files"]]
     missing = [name for name in listed if name not in by_name]
     if missing:
         raise UsageError(f"{state.shown} lists {missing[0]!r}, which is not there")

@@ -27,6 +27,13 @@ _PIECE_BYTES = 1 << 20
 _OF_A_DATASET = (".index", "manifest.json", "state.json", "dataset_info.json")  # not worth a word
 
 
+# What names say of a file that a source of another kind must not take for its own.
+_OF_A_KIND = (
+    *(".tar", ".tgz", ".gz", ".zst", ".jsonl", ".ndjson"),
+    *(".csv", ".tsv", ".parquet", ".arrow"),
+)
+
+
 class InputFile(NamedTuple):
     """A file to read: where it is, what it is called below the word it was found by."""
 
@@ -132,11 +139,20 @@ def of_kind(
 ) -> tuple[list[InputFile], list[InputFile]]:
     """Part files whose names end in one of some suffixes from others.
 
-    Where none does the user said what they are, and all are taken.
+    Where none does, nor in one of another kind, the user said what they are, and all are taken.
+    Raises UsageError where nothing is left to read.
     """
     files = [file for file in found if suffix_of(file.name, suffixes)]
     others = [file for file in found if not suffix_of(file.name, suffixes)]
-    return (files, others) if files else (found, [])
+    if files:
+        return files, others
+    of_another = [file for file in found if suffix_of(file.name, _OF_A_KIND)]
+    if of_another:
+        raise UsageError(
+            f"there is nothing to read: no file ends in {', '.join(suffixes)}, and "
+            f"{of_another[0].shown!r} is of another kind"
+        )
+    return found, []
 
 
 def suffix_of(name: str, suffixes: Sequence[str]) -> str:

@@ -180,8 +180,8 @@ def test_a_line_that_would_not_read_back_costs_itself_only(tmp_path: Path, kind:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b'"a"x,b\n1,2\n', "names no columns"),
-        (b'"a,b\n1,2\n', "names no columns"),
+        (b'"a"x,b\n1,2\n', "is not CSV"),
+        (b'"a,b\n1,2\n', "is not CSV"),
         (b"\na,b\n1,2\n", "blank"),
         (b"a,,\n1,2,3\n", "twice"),
     ],

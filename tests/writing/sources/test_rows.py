@@ -309,9 +309,10 @@ def test_files_with_dots_in_their_names_give_keys_of_their_own(tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "arrow", "tar"])
 def test_files_of_another_kind_alone_are_nothing_to_read(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "rows.txt").write_text('{"a": 1}\n')
-    for word in (tmp_path, tmp_path / "rows.txt"):
-        with pytest.raises(UsageError, match="no file there ends in"):
+    name = "rows.csv" if kind == "jsonl" else "rows.jsonl"
+    (tmp_path / name).write_text('{"a": 1}\n')
+    for word in (tmp_path, tmp_path / name):
+        with pytest.raises(UsageError, match="no file ends in .* is of another kind"):
             open_source([str(word)], kind=kind)
 
 
