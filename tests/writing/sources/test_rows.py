@@ -312,7 +312,7 @@ def test_files_of_another_kind_alone_are_nothing_to_read(tmp_path: Path, kind: s
     name = "rows.csv" if kind == "jsonl" else "rows.jsonl"
     (tmp_path / name).write_text('{"a": 1}\n')
     for word in (tmp_path, tmp_path / name):
-        with pytest.raises(UsageError, match="no file ends in .* is of another kind"):
+        with pytest.raises(UsageError, match=r"no file ends in .* is of another kind"):
             open_source([str(word)], kind=kind)
 
 
