@@ -51,9 +51,16 @@ def _peaks(folder: str, window: int, options: argparse.Namespace) -> list[float]
     command += ["--measure", str(window), "--workers", str(options.workers)]
     command += ["--samples", str(options.samples), "--epochs", str(options.epochs)]
     peaks: list[float] = []
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+    with subprocess.Popen(  # noqa: S603
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         watch = _Watch(process.pid)
-        peaks.extend(watch.peak() for _ in process.stdout or ())  # a line after each epoch
+        if process.stdin is None or process.stdout is None:
+            raise AssertionError
+        for _ in process.stdout:  # a line after each epoch, and it waits until it was looked at
+            peaks.append(watch.peak())
+            process.stdin.write("\n")
+            process.stdin.flush()
         watch.end()
     if process.returncode:
         raise RuntimeError(f"reading with a window of {window} ended with {process.returncode}")
@@ -90,7 +97,7 @@ class _Watch:
 
 
 def _read(options: argparse.Namespace) -> None:
-    """What a measured process does: some epochs, and a line after each."""
+    """What a measured process does: some epochs, and a line after each that is answered."""
     how: dict[str, Any] = {"num_workers": options.workers, "persistent_workers": True}
     loader: Any
     if options.measure == IDLE:
@@ -106,6 +113,7 @@ def _read(options: argparse.Namespace) -> None:
         for _ in loader:
             pass
         print("epoch", flush=True)
+        sys.stdin.readline()
 
 
 def _options(words: list[str] | None = None) -> argparse.Namespace:

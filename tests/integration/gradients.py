@@ -118,6 +118,7 @@ def main() -> None:
     ]
     if distributed.get_rank() == 0:
         torch.save(trained, out)
+    distributed.barrier()  # none ends while another still talks to it
     distributed.destroy_process_group()
 
 
