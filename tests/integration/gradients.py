@@ -10,6 +10,7 @@ DDP's averaging.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -120,6 +121,9 @@ def main() -> None:
         torch.save(trained, out)
     distributed.barrier()  # none ends while another still talks to it
     distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # gloo's threads may still run when C++ takes down what they use, and abort then
 
 
 if __name__ == "__main__":
