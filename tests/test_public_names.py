@@ -89,3 +89,27 @@ def test_only_names_that_need_torch_import_it():
 def test_every_error_is_one_of_the_librarys():
     errors = [getattr(sl, name) for name in PUBLIC if name.endswith("Error")]
     assert all(issubclass(error, sl.ShardLoaderError) for error in errors)
+
+
+COLLECTIONS = """
+import gc
+seen = []
+gc.callbacks.append(lambda phase, about: seen.append(about["generation"]))
+import shardloader as sl
+{before}
+enabled = gc.isenabled()
+sl.ShardLoader
+assert gc.isenabled() == enabled
+print(seen.count(2))
+"""
+
+
+@pytest.mark.parametrize("before", ["", "gc.disable()"])
+def test_the_first_use_of_a_name_looks_through_no_garbage_and_leaves_the_collector_as_it_was(
+    before,
+):
+    script = COLLECTIONS.format(before=before)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "0\n"
