@@ -7,6 +7,7 @@ file would see two files. A manifest and an index are read here, and such texts 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 
@@ -17,7 +18,9 @@ def strict_json(data: bytes | str) -> Any:
     RecursionError for a text nested without end.
     """
     text = data if isinstance(data, str) else data.decode("utf-8")
-    return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+    return json.loads(
+        text, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite
+    )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -27,6 +30,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in made if names.count(name) > 1)
         raise ValueError(f"the key {twice[:40]!r} is there twice in one object")
     return made
+
+
+def _finite(text: str) -> float:
+    """What would become Infinity could not be written again."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is beyond the numbers that are read")
+    return number
 
 
 def _refuse_constant(name: str) -> Any:

@@ -129,11 +129,13 @@ class _Overrides:
         self.start = None
 
     def add_records(self, records: dict[str, bytes]) -> None:
-        """Take a PAX header's; readers differ in whom they believe where two contradict."""
-        said = {**self.pax, **self.everywhere} if self.has_pax else self.pax
-        twice = [word for word in records if changes_a_member(word) and word in said]
-        if twice:
-            raise FieldError(f"two PAX headers of one member both give its {twice[0]}")
+        """Take a PAX header's; of two, readers join what they say, or believe one of them."""
+        said = (*self.pax, *records, *self.everywhere)
+        changing = [word for word in said if changes_a_member(word)]
+        if self.has_pax and changing:
+            raise FieldError(
+                f"two PAX headers are of one member, and its {changing[0]} is in doubt"
+            )
         self.pax.update(records)
         self.has_pax = True
 

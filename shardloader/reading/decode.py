@@ -138,6 +138,8 @@ def _npy_start(header: bytes) -> NpyStart:
         raise ValueError("its header is nested too deep to be parsed") from None
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never unpickled")
+    if dtype.shape:
+        raise ValueError(f"the shape stands apart from the kind of number, and that is {dtype}")
     if dtype.itemsize == 0 and math.prod(shape):
         raise ValueError(f"numbers have a size, and it claims {shape} of {dtype}, which have none")
     num_bytes = math.prod(shape) * dtype.itemsize

@@ -176,3 +176,9 @@ def test_names_looked_at_in_one_text_are_judged_as_one_by_one(names):
         assert not sound
     else:
         assert sound
+
+
+def test_a_number_that_would_become_infinite_is_refused():
+    text = manifest().to_json_bytes().replace(b'"names"', b'"later":3e308,"names"', 1)
+    with pytest.raises(ManifestError, match="3e308 is beyond the numbers that are read"):
+        Manifest.from_json_bytes(text, name="manifest.json")

@@ -95,6 +95,7 @@ LONG, PAX = extension(b"L", b"b.txt\0"), extension(b"x", record("path", "b.txt")
             "two values of path",
         ),
         (PAX + PAX + header(), "two PAX headers"),
+        (PAX + extension(b"x", b"") + header(), "two PAX headers"),
         (extension(b"g", record("path", "g")) + extension(b"x", b"") + PAX + header(), "two PAX"),
         (LONG + LONG + header(), "two GNU headers"),
         (LONG + PAX + header(), "both give its name"),

@@ -485,3 +485,10 @@ def test_what_is_no_image_is_told_by_what_it_seems_to_be(field, data, says):
         data, says = b"\xff\xd8\xff\xe0", "it begins as a JPEG does"
     with pytest.raises(DecodeError, match=re.escape(says)):
         resolve("default").decode(field, data)
+
+
+def test_a_shape_within_the_kind_of_number_is_no_array():
+    header = b"{'descr': '3<f8', 'fortran_order': False, 'shape': (), }".ljust(117) + b"\n"
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(24)
+    with pytest.raises(DecodeError, match="the shape stands apart from the kind of number"):
+        resolve("default").decode("npy", data)
