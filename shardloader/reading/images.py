@@ -62,8 +62,9 @@ class Jpeg:
     """A decoder of JPEGs at a reduced scale: `decode={"jpg": sl.Jpeg(min_size=(224, 224))}`.
 
     min_size: the least height and width that are wanted, in pixels. libjpeg-turbo then decodes at
-    the smallest of its scales (eighths of the image) that has both, at less cost than the whole;
-    an image that is smaller comes as it is. None: the whole image. max_pixels: an image that
+    the smallest of its scales (eighths of the image) that has both: up to a half this costs less
+    than the whole; above, decoding costs a little more, and what resizes the image much less. An
+    image that is smaller comes as it is. None: the whole image. max_pixels: an image that
     claims more is refused, before anything is allocated for it. Returns uint8 RGB, (height,
     width, 3). Raises UsageError for a size or limit below 1.
     """
