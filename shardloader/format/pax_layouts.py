@@ -55,7 +55,7 @@ class PaxLayouts:
         num_blocks = len(self._view) // BLOCK_BYTES
         if sizes.min() < 1 or sizes.max() > BLOCK_BYTES or positions[-1] >= num_blocks:
             raise Unusual
-        width = -(-int(sizes.max()) // 8)
+        width = min(int(sizes.max()) + 8, BLOCK_BYTES) // 8  # with the byte behind the records
         # All words in question of a block as one item: one access to memory, not several.
         items: NDArray[np.void] = np.ndarray(
             (num_blocks,), dtype=f"V{8 * width}", buffer=self._view, strides=(BLOCK_BYTES,)
@@ -69,7 +69,7 @@ class PaxLayouts:
         while len(sizes):
             if len(self._layouts) == _MAX_LAYOUTS:
                 raise Unusual
-            self._layouts.append(_layout(columns[:, 0].tobytes()[: int(sizes[0])]))
+            self._layouts.append(_layout(columns[:, 0].tobytes(), int(sizes[0])))
             columns, sizes = _without(self._layouts[-1], columns, sizes)
         self._layouts.sort(key=lambda layout: -layout.times_met)
 
@@ -81,15 +81,18 @@ def _without(layout: _Layout, columns: Words, sizes: Int64Array) -> tuple[Words,
     return columns.take(left, axis=1), sizes[left]
 
 
-def _layout(content: bytes) -> _Layout:
-    """Read records carefully, and mark which of their bytes are values."""
+def _layout(block: bytes, size: int) -> _Layout:
+    """Read the records of that size which a block begins with, and mark which bytes are values."""
+    content, behind = block[:size], block[size : size + 1]
+    if behind.strip(b"\0"):
+        raise Unusual
     try:
         keywords = pax_records(content)
     except FieldError:
         raise Unusual from None
     if any(map(changes_a_member, keywords)):
         raise Unusual
-    mask = bytearray(b"\xff" * len(content)).ljust(BLOCK_BYTES, b"\0")
+    mask = bytearray(b"\xff" * (size + len(behind))).ljust(BLOCK_BYTES, b"\0")
     position = 0
     while position < len(content) and content[position]:
         space = content.index(b" ", position)
@@ -101,4 +104,4 @@ def _layout(content: bytes) -> _Layout:
     expected = np.frombuffer(content.ljust(BLOCK_BYTES, b"\0"), dtype="<u8") & masks
     places = np.flatnonzero(masks).tolist()
     rules = tuple((place, masks[place], expected[place]) for place in places)
-    return _Layout(size=len(content), rules=rules)
+    return _Layout(size=size, rules=rules)

@@ -271,8 +271,11 @@ class _Scanner:
                 position, f"an extension header of {size} bytes; at most {_MAX_EXTENSION_BYTES}"
             )
         content = self.view[data : data + size].tobytes()
+        behind = self.view[data + size : data + size + padding(size)][:1].tobytes()
         if header.typeflag == ord("L") and b"\0" not in content:
-            content += self.view[data + size : data + size + padding(size)][:1].tobytes()
+            content += behind
+        if header.typeflag in b"gxX" and behind.strip(b"\0"):
+            raise self._bad(position, "PAX records go on behind their size, as some readers do")
         try:
             self._apply_extension(header.typeflag, content, position)
         except FieldError as error:

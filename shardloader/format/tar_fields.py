@@ -29,6 +29,8 @@ def number(field: bytes, what: str) -> int:
     """
     if field[0] & 0x80:
         return _base256(field, what)
+    if field[:1] == b"\0" and field.strip(b"\0 "):
+        raise FieldError(f"{what} begins with a NUL, which some readers skip, in {field!r}")
     digits = field.split(b"\0", 1)[0].strip(b" ")
     if not digits:
         return 0

@@ -65,6 +65,16 @@ HOSTILE = {
         b"x", b"22 GNU.sparse.major=1\n34 GNU.sparse.realsize=1099511627776\n"[:22]
     )
     + MEMBER,
+    "a size that begins with a NUL": header("9.bin", b"\0" + b"7".ljust(11, b"\0")) + MEMBER,
+    "PAX records behind their size": header("x", b"%011o\0" % 10, b"x")
+    + padded(b"10 mtime=\n14 path=b.txt\n")
+    + MEMBER,
+    "a name behind the size of a global PAX header": header("x", b"%011o\0" % 10, b"g")
+    + padded(b"10 mtime=\n14 path=b.txt\n")
+    + MEMBER,
+    "PAX records of whole words, and one more": header("x", b"%011o\0" % 16, b"x")
+    + padded(b"16 mtime=123456\n14 path=b.txt\n")
+    + MEMBER,
     "an old sparse file": header("9.bin", b"%011o\0" % 512, b"S") + bytes(512) + END_OF_ARCHIVE,
 }
 
