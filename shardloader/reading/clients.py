@@ -47,7 +47,9 @@ def client_options(scheme: str, given: Mapping[str, Any], patience: Patience) ->
             "max_pool_connections": patience.in_flight,
             "retries": {"max_attempts": 0},
         }
-        return {**given, "config_kwargs": {**config, **(given.get("config_kwargs") or {})}}
+        config |= given.get("config_kwargs") or {}
+        # More than one would cost a HEAD before each GET of a whole file.
+        return {"max_concurrency": 1, **given, "config_kwargs": config}
     return dict(given)
 
 

@@ -100,6 +100,7 @@ def test_over_s3_too_and_the_clients_own_attempts_are_off():
     given = {"anon": True, "config_kwargs": {"region_name": "eu-west-1", "read_timeout": 9}}
     options = client_options("s3", given, Patience(stall_s=7, in_flight=3))
     assert options["anon"] is True
+    assert options["max_concurrency"] == 1
     assert options["config_kwargs"] == {
         "connect_timeout": 7,
         "read_timeout": 9,

@@ -44,7 +44,7 @@ _GONE: Final = (ConnectionError, asyncio.IncompleteReadError, TimeoutError)
 
 
 class Seen(NamedTuple):
-    """One request, its answer, and the bytes of the body that were sent."""
+    """One request with its headers, its answer, and the bytes of the body that were sent."""
 
     method: str
     path: str
@@ -52,6 +52,7 @@ class Seen(NamedTuple):
     status: int
     sent_bytes: int
     fault: str
+    headers: Head
 
 
 class _BrokenOff(Exception):  # noqa: N818
@@ -71,7 +72,7 @@ class FaultProxy:
         self._port = port
         self._exchanges: list[_Exchange] = []
         self.most_at_once = 0
-        self._open = 0
+        self._open: set[_Exchange] = set()
         self._line_free_at = 0.0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -181,15 +182,15 @@ class FaultProxy:
         method, target, _ = head.first.split(" ", 2)
         if target.startswith(CONTROL):
             return await self._control(target, body, writer)
-        self._open += 1
-        self.most_at_once = max(self.most_at_once, self._open)
         exchange = _Exchange(self, head, method, target)
         self._exchanges.append(exchange)
+        self._open.add(exchange)
+        self.most_at_once = max(self.most_at_once, len(self._open))
         try:
             await asyncio.sleep(self._dealer.plan.latency_s)
             return await exchange.run(body, reader, writer, upstream)
         finally:
-            self._open -= 1
+            self.ends(exchange)
 
     async def _control(self, target: str, body: bytes, writer: asyncio.StreamWriter) -> bool:
         if target == f"{CONTROL}plan":
@@ -202,6 +203,10 @@ class FaultProxy:
     def deal(self, method: str, path: str, span: str) -> Fault | None:
         """The fault that a request meets."""
         return self._dealer.fault_of(method, path, span)
+
+    def ends(self, exchange: _Exchange) -> None:
+        """Called before the last bytes of an answer go out: then the client may ask anew."""
+        self._open.discard(exchange)
 
     async def wait_for_line(self, num_bytes: int) -> None:
         """Wait until so many bytes more have gone over the line, which all connections share."""
@@ -266,7 +271,9 @@ class _Exchange:
 
     def seen(self) -> Seen:
         """What came of it."""
-        return Seen(self._method, self._path, self._span, self._status, self._sent, self._kind)
+        return Seen(
+            self._method, self._path, self._span, self._status, self._sent, self._kind, self._head
+        )
 
     async def run(
         self,
@@ -329,6 +336,8 @@ class _Exchange:
                 sent = sent[: cut - at] + bytes([sent[cut - at] ^ 1]) + sent[cut - at + 1 :]
             await self._proxy.wait_for_line(len(sent))
             self._sent += len(sent)
+            if self._sent >= stop:
+                self._proxy.ends(self)
             writer.write(sent)
             await writer.drain()
             if self._sent >= stop:
