@@ -33,17 +33,17 @@ def add_index_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_storage_options(parser: argparse.ArgumentParser) -> None:
+def add_storage_options(parser: argparse._ActionsContainer) -> None:
     """Take --storage-options."""
     parser.add_argument(
         "--storage-options",
-        type=_json_object,
+        type=json_object,
         metavar="JSON",
         help="fsspec's options for a SRC that is a URL, such as '{\"anon\": true}'",
     )
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
     """Parse a JSON object, for argparse; what was given may be a secret, and is not shown."""
     try:
         value = json.loads(text)

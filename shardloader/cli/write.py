@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from shardloader.cli import report
-from shardloader.cli.sources import at_least_one
+from shardloader.cli.sources import add_storage_options, at_least_one, json_object
 from shardloader.errors import UsageError
+from shardloader.format.urls import without_secrets
 from shardloader.writing.destination import REFUSED_NAME
 from shardloader.writing.foretell import PlannedShard, foretell
 from shardloader.writing.job import make_job
 from shardloader.writing.selection import Selection, parse_fraction, parse_keys
+from shardloader.writing.sources.files import is_remote
 from shardloader.writing.sources.mapping import parse_choice
 from shardloader.writing.sources.opening import KINDS, open_source
 from shardloader.writing.write import run as run_job
@@ -32,11 +34,12 @@ EPILOG = """\
 SRC is a folder of files (001.jpg, 001.cls and 001.seg.png make one sample with the fields jpg, cls
 and seg.png), of class folders (--from classes), of tar shards to be written anew, or files of rows:
 .jsonl, .jsonl.zst, .csv, .parquet, .arrow, or what Hugging Face's datasets saved. Rows become the
-field json, or what --field says. A URL of shards or rows is read through fsspec.
+field json, or what --field says. Any of them may be a URL, which fsspec opens.
 
 A write that was broken off is finished by the same command: finished shards are kept, and the
 result is the same to the byte. --shuffle is a shuffle of all samples; it needs room in DST for a
-second copy meanwhile. --workers changes no byte.
+second copy meanwhile. --workers changes no byte. A DST that is a URL, such as s3://bucket/corpus,
+is written to by way of a local folder, --temporary: a shard appears there when all of it has come.
 
 example:
   shardloader write photos/ corpus/ --shuffle 0
@@ -51,7 +54,7 @@ example:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `write`."""
     parser.add_argument("source", metavar="SRC", nargs="+", help="folders, files, patterns or URLs")
-    parser.add_argument("destination", metavar="DST", help="the folder for the shards")
+    parser.add_argument("destination", metavar="DST", help="the folder for the shards, or its URL")
     _add_input(parser)
     _add_output(parser)
     parser.add_argument(
@@ -112,6 +115,7 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
         metavar="FROM:TO",
         help="a part of the samples, by key: 0:0.9 and 0.9:1 share nothing and are all",
     )
+    add_storage_options(group)
     group.add_argument(
         "--on-error",
         choices=("raise", "skip"),
@@ -162,6 +166,18 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--append", action="store_true", help="add shards to the dataset that DST holds"
     )
+    group.add_argument(
+        "--destination-options",
+        type=json_object,
+        metavar="JSON",
+        help="fsspec's options for a DST that is a URL",
+    )
+    group.add_argument(
+        "--temporary",
+        metavar="DIR",
+        help="where shards for a DST that is a URL lie until they are there (default: the "
+        "system's folder for temporary files)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -193,6 +209,7 @@ def _job(options: argparse.Namespace) -> Job:
         choice=parse_choice(options.key, options.field),
         class_map=None if options.class_map is None else _class_map(Path(options.class_map)),
         prefix_keys=options.prefix_keys,
+        storage_options=options.storage_options,
         **include,
     )
     keys = None
@@ -220,6 +237,8 @@ def _job(options: argparse.Namespace) -> Job:
         workers=options.workers,
         engine=options.engine,
         address=options.address,
+        storage_options=options.destination_options,
+        temporary=options.temporary,
     )
 
 
@@ -276,8 +295,10 @@ def _document(
 ) -> dict[str, Any]:
     sources = options.source
     return {
-        "source": sources[0] if len(sources) == 1 else sources,
-        "destination": options.destination,
+        "source": without_secrets(sources[0])
+        if len(sources) == 1
+        else [*map(without_secrets, sources)],
+        "destination": without_secrets(options.destination),
         "dry_run": options.dry_run,
         "samples": sum(shard.num_samples for shard in shards),
         "bytes": sum(shard.num_bytes for shard in shards),
@@ -315,7 +336,7 @@ def _print(options: argparse.Namespace, document: dict[str, Any]) -> None:
     if options.dry_run:
         _print_shards(shards, everything=options.verbose)
     facts = [
-        ("dry run of" if options.dry_run else "wrote", report.printable(options.destination)),
+        ("dry run of" if options.dry_run else "wrote", _shown(options.destination)),
         ("samples", report.number(document["samples"])),
         ("shards", report.number(len(shards))),
         ("bytes", report.size(document["bytes"])),
@@ -326,7 +347,8 @@ def _print(options: argparse.Namespace, document: dict[str, Any]) -> None:
             ("a shard", f"{report.size(min(sizes))} to {report.size(max(sizes))}"),
         )
     if options.shuffle is not None:
-        facts.append(("temporary", f"{report.size(document['temporary_bytes'])}, in DST"))
+        where = "--temporary" if is_remote(options.destination) else "DST"
+        facts.append(("temporary", f"{report.size(document['temporary_bytes'])}, in {where}"))
     if not options.dry_run:
         facts += _facts_of_write(document)
     facts.append(("skipped", report.plural(len(document["skipped"]), "path")))
@@ -341,7 +363,13 @@ def _print(options: argparse.Namespace, document: dict[str, Any]) -> None:
     for each in refused if options.verbose else refused[: report.SOME]:
         report.print_line(f"  {report.printable(each['reason'])}")
     if document["refused"] and not options.dry_run:
-        report.print_line(f"refused samples are listed in {options.destination}/{REFUSED_NAME}")
+        report.print_line(
+            f"refused samples are listed in {_shown(options.destination)}/{REFUSED_NAME}"
+        )
+
+
+def _shown(destination: str) -> str:
+    return report.printable(without_secrets(destination))
 
 
 def _print_shards(shards: list[dict[str, Any]], *, everything: bool) -> None:

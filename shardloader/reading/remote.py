@@ -18,7 +18,7 @@ import os
 import re
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
 from shardloader.errors import (
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _T = TypeVar("_T")
+
+Wanted: TypeAlias = Literal["give the file", "take the file", "list its files"]
 
 logger = logging.getLogger("shardloader")
 
@@ -115,6 +117,23 @@ class Store:
         return without_secrets(self._url)
 
     @property
+    def whereabouts(self) -> str:
+        """The URL without the user, and which server it is of: for comparing, not for showing."""
+        return self.whereabouts_of(self._url)
+
+    def whereabouts_of(self, url: str) -> str:
+        """The same of a file in the store."""
+        servers = sorted(
+            f"{name}={value}" for name, value in _leaves(self._options) if "endpoint" in name
+        )
+        return " ".join((*servers, _PARTS.sub(r"\g<scheme>://", url, count=1)))
+
+    @property
+    def folder_url(self) -> str:
+        """The folder's URL, with whatever secrets are in it."""
+        return self._url
+
+    @property
     def scheme(self) -> str:
         """What is before `://`, in small letters."""
         return self._url.partition("://")[0].lower()
@@ -143,7 +162,9 @@ class Store:
         )
         return " ".join((_PARTS.sub(r"\g<scheme>://", url, count=1), *places))
 
-    def ask(self, request: Callable[[Any], _T], *, shown: str) -> _T:
+    def ask(
+        self, request: Callable[[Any], _T], *, shown: str, wanted: Wanted = "give the file"
+    ) -> _T:
         """Give what `request` gives of a client, tried as often as there is patience for.
 
         Raises WorldError for a file that is missing, StoreError where the store does not answer
@@ -161,7 +182,7 @@ class Store:
             is_passing = failure.trouble is Trouble.PASSING
             wait = attempts.wait_s(failure.asked_s) if is_passing else None
             if wait is None:
-                raise _error(shown, failure, attempts.made)
+                raise _error(shown, failure, attempts.made, wanted)
             logger.info("%s: %s; trying again in %.3g s", shown, failure.words, wait)
             time.sleep(wait)
 
@@ -235,8 +256,12 @@ def _leaves(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{name}", value
 
 
-def _error(shown: str, failure: _Failure, attempts: int) -> WorldError:
+def _error(shown: str, failure: _Failure, attempts: int, wanted: Wanted) -> WorldError:
     trouble, words = failure.trouble, failure.words
+    if trouble is Trouble.MISSING and wanted == "take the file":
+        return WorldError(
+            f"{shown}: the store has no such place ({words}): make the bucket, or give another URL"
+        )
     if trouble is Trouble.MISSING:
         return WorldError(
             f"{shown}: the store has no such file ({words}): put it there, or give the folder's "
@@ -251,14 +276,14 @@ def _error(shown: str, failure: _Failure, attempts: int) -> WorldError:
         return _PastEndError(f"{shown}: the file ends before the bytes asked for ({words})")
     if trouble is Trouble.LASTING:
         return StoreError(
-            f"{shown}: the store does not give the file, and would not at another attempt "
+            f"{shown}: the store does not {wanted}, and would not at another attempt "
             f"({words}): look at the URL and at storage_options="
         )
     asked = f", and asks to wait {failure.asked_s:g} s" if failure.asked_s else ""
+    goes_on = "a checkpoint resumes" if wanted == "give the file" else "the same command goes on"
     return StoreError(
-        f"{shown}: the store does not give the file, after {attempts} attempts ({words}{asked}): "
-        "look whether it can be reached from here and start the run again; a checkpoint resumes "
-        "where it was"
+        f"{shown}: the store does not {wanted}, after {attempts} attempts ({words}{asked}): look "
+        f"whether it can be reached from here and start the run again; {goes_on} where it was"
     )
 
 
@@ -273,6 +298,11 @@ class RemoteFile:
     def name(self) -> str:
         """What messages call it."""
         return without_secrets(self.url)
+
+    @property
+    def whereabouts(self) -> str:
+        """The URL without the user, and which server it is of: for comparing, not for showing."""
+        return self.store.whereabouts_of(self.url)
 
     @property
     def identity(self) -> str:

@@ -1,21 +1,19 @@
 """The destination: whether a writer may use a folder, what has to be cleared away, what is there.
 
-Knows names in one local folder; not samples. `judge` decides, from names alone; `Destination`
-looks and acts. One writer at a time holds the folder, by a lock that ends with its process however
-that ends. Only what a writer with the same pattern makes is ever removed: its shards, their
-indexes, the manifests, and the unfinished files of a writer that was killed. Everything temporary
-lies in one hidden folder, or in hidden files.
+Knows names in one folder, wherever it is (see `place`); not samples. `judge` decides, from names
+alone; `Destination` looks and acts. Only what a writer with the same pattern makes is ever removed:
+its shards, their indexes, the manifests with what lies beside them, and the unfinished files of a
+writer that was killed. Everything temporary lies in one hidden folder, or in hidden files.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-import secrets
-import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from shardloader.errors import UsageError, WorldError
+from shardloader.errors import StoreError, UsageError, WorldError
 from shardloader.format.manifest import FORMAT, Manifest
 from shardloader.reading.source import (
     INDEX_SUFFIX,
@@ -24,26 +22,22 @@ from shardloader.reading.source import (
     UNFINISHED_NAME,
     earlier_manifest_name,
 )
-from shardloader.reading.store import sync_folder, write_and_sync
 from shardloader.writing.journal import Journal, JournalFile, read_journal
-from shardloader.writing.lock import FolderLock
-from shardloader.writing.shard_file import (
-    naming,
-    shard_of_index,
-    shard_of_partial,
-)
+from shardloader.writing.place import WORK_NAME
+from shardloader.writing.shard_file import shard_of_index, shard_of_partial
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from shardloader.writing.journal import Line
     from shardloader.writing.pattern import ShardPattern
+    from shardloader.writing.place import Place
     from shardloader.writing.shard_file import Sealed
 
 Mode: TypeAlias = Literal["new", "overwrite", "append"]
 
-WORK_NAME = ".shardloader-work"
+_log = logging.getLogger("shardloader")
+
 REFUSED_NAME = "refused.jsonl"
 _OLD_MANIFEST = re.compile(r"manifest-[0-9a-f]{32}\.json")
 
@@ -106,30 +100,21 @@ def _judged_append(manifests: list[str], leftovers: list[str]) -> Verdict:
 class Destination:
     """The folder of one writer; `prepare` or `begin` comes first and `release` last."""
 
-    def __init__(self, *, folder: Path, pattern: ShardPattern, mode: Mode) -> None:
-        self.folder = folder
-        self.work = folder / WORK_NAME
+    def __init__(self, *, place: Place, pattern: ShardPattern, mode: Mode) -> None:
+        self.place = place
         self._pattern = pattern
         self._mode: Mode = mode
-        self._lock = FolderLock(folder)
-        self._journal = JournalFile(folder / UNFINISHED_NAME, self.publish)
+        self._journal = JournalFile(place, UNFINISHED_NAME)
         self._base: Manifest | None = None
-
-    @property
-    def lock_handle(self) -> int | None:
-        """The descriptor that holds the lock, which a forked child closes."""
-        return self._lock.handle
 
     def check(self, fingerprint: str) -> Manifest | None:
         """Refuse what `begin` would refuse, changing nothing; gives what would be added to."""
-        if not self.folder.is_dir():
-            if self.folder.exists():
-                raise UsageError(f"a destination is a folder, and {str(self.folder)!r} is none")
+        if not self.place.exists():
             self._refuse(judge([], self._pattern, mode=self._mode))
             return None
         interrupted = self._interrupted(fingerprint)
         if interrupted is None:
-            names = [item.name for item in self.folder.iterdir()]
+            names = self.place.names()
             if self._mode != "overwrite":
                 self._refuse_unfinished()
             self._refuse(judge(names, self._pattern, mode=self._mode))
@@ -149,12 +134,13 @@ class Destination:
     def begin(self, fingerprint: str) -> Begun:
         """Do as `prepare` does, or go on with an interrupted write of the same fingerprint."""
         with _Releasing(self):
-            self._take()
+            self._take(fingerprint)
             interrupted = self._interrupted(fingerprint)
             if interrupted is None:
                 return self._anew(fingerprint)
             if not interrupted.lines:
                 self._clear_again()
+            self.place.make_work()
             lines = self._whole_ones(interrupted.lines)
             self._base = self._manifest_of(interrupted.base)
             self._journal.begin(fingerprint=fingerprint, base=interrupted.base, lines=lines)
@@ -163,25 +149,10 @@ class Destination:
     def publish_shard(self, sealed: Sealed, line: Line | None = None) -> None:
         """Give a shard its name, after its index, and after its line in the journal."""
         name = sealed.finished.name
-        path = self.folder / name
         if line is not None:
             self._journal.add(line)
-        self.publish(f"{name}{INDEX_SUFFIX}", sealed.index)
-        with naming(path):
-            sealed.partial.replace(path)
-            sync_folder(self.folder)
-
-    def publish(self, name: str, data: bytes) -> None:
-        """Write a file of the folder, whole or not at all, also after a power cut.
-
-        What a kill leaves of it lies where the next write clears up. Raises WorldError.
-        """
-        path, temporary = self.folder / name, self.work / secrets.token_hex(8)
-        with naming(path):
-            self.work.mkdir(exist_ok=True)
-            write_and_sync(temporary, data)
-            temporary.replace(path)
-            sync_folder(self.folder)
+        self.place.publish(f"{name}{INDEX_SUFFIX}", sealed.index)
+        self.place.publish_file(sealed.partial, name)
 
     def publish_manifest(self, manifest: Manifest) -> None:
         """Write the manifest, whole or not at all, and clear what was temporary.
@@ -190,48 +161,48 @@ class Destination:
         """
         base = self._base
         if base is not None and base.digest != manifest.digest:
-            self.publish(earlier_manifest_name(base.digest), base.to_json_bytes())
-        self.publish(MANIFEST_NAME, manifest.to_json_bytes())
+            self.place.publish(earlier_manifest_name(base.digest), base.to_json_bytes())
+        self.place.publish(MANIFEST_NAME, manifest.to_json_bytes())
         self.clear()
 
     def has_published(self, manifest: Manifest) -> bool:
         """Whether this manifest is there."""
-        path = self.folder / MANIFEST_NAME
-        return path.is_file() and path.read_bytes() == manifest.to_json_bytes()
+        return self.place.read(MANIFEST_NAME) == manifest.to_json_bytes()
 
     def clear(self) -> None:
         """Remove what was temporary, and the mark."""
-        shutil.rmtree(self.work, ignore_errors=True)
-        (self.folder / UNFINISHED_NAME).unlink(missing_ok=True)
+        self.place.clear_work()
+        self.place.remove(UNFINISHED_NAME)
 
     def abandon(self, *, is_begun: bool, keep_work: bool = False) -> None:
         """Let other writers in after a failure; shards that there are stay marked as no dataset.
 
         Where nothing is begun there is nothing to mark; `keep_work` keeps what a repeated write
-        goes on from.
+        goes on from. A store that fails here too is not told of a second time.
         """
         try:
-            if self._lock.is_held:
+            if self.place.is_held:
                 if not keep_work:
-                    shutil.rmtree(self.work, ignore_errors=True)
+                    self.place.clear_work()
                 if not is_begun:
-                    (self.folder / UNFINISHED_NAME).unlink(missing_ok=True)
+                    self.place.remove(UNFINISHED_NAME)
+        except StoreError as error:
+            _log.warning("%s", error)
         finally:
             self.release()
 
     def release(self) -> None:
         """Let other writers in; does nothing if the folder is not held."""
-        self._lock.release()
+        self.place.release()
 
-    def _take(self) -> None:
+    def _take(self, fingerprint: str | None = None) -> None:
         """Make the folder, unless there has to be a dataset in it, and lock it."""
-        if self._mode == "append" and not self.folder.exists():
+        if self._mode == "append" and not self.place.exists():
             self._refuse(judge([], self._pattern, mode=self._mode))
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock.acquire()
+        self.place.take(fingerprint=fingerprint)
 
     def _anew(self, fingerprint: str | None) -> Begun:
-        names = [item.name for item in self.folder.iterdir()]
+        names = self.place.names()
         verdict = judge(names, self._pattern, mode=self._mode)
         if self._mode != "overwrite":
             self._refuse_unfinished()
@@ -240,16 +211,15 @@ class Destination:
         if self._mode == "append":
             self._base = self._manifest_of(None)
             self._refuse_strays(names)
+        self.place.make_work()
         base = None if self._base is None else self._base.digest
         # Shards without a manifest would else be taken for a whole dataset: those of this writer
         # that are finished, and before that those that are not yet removed.
         if fingerprint is None:
-            self.publish(UNFINISHED_NAME, b"")
+            self.place.publish(UNFINISHED_NAME, b"")
         else:
             self._journal.begin(fingerprint=fingerprint, base=base, lines=())
         self._remove(verdict.remove)
-        if self.work.is_dir() and fingerprint is None:
-            self.work.rmdir()
         return Begun(base=self._base)
 
     def _clear_again(self) -> None:
@@ -257,7 +227,7 @@ class Destination:
 
         Whatever its pattern makes is left from what it was to replace, or its own.
         """
-        names = [item.name for item in self.folder.iterdir()]
+        names = self.place.names()
         mode: Mode = "append" if self._mode == "append" else "overwrite"
         verdict = judge(names, self._pattern, mode=mode)
         self._refuse(verdict)
@@ -266,27 +236,26 @@ class Destination:
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
             if name == WORK_NAME:
-                shutil.rmtree(self.folder / name)
+                self.place.clear_work()
             else:
-                (self.folder / name).unlink(missing_ok=True)
+                self.place.remove(name)
 
     def _refuse_unfinished(self) -> None:
-        journal = read_journal(self.folder / UNFINISHED_NAME)
+        journal = read_journal(self.place, UNFINISHED_NAME)
         if journal is None or not journal.lines:
             return  # nothing was written yet, or by a writer that can't be repeated
         raise UsageError(
-            f"can't write to {str(self.folder)!r}: a write of another input, or with other "
+            f"can't write to {self.place.shown!r}: a write of another input, or with other "
             "options, was broken off there: the command that began it finishes it, and "
             f"{self.way_to_begin_anew()}"
         )
 
     def way_to_begin_anew(self) -> str:
         """Say how to give up a write that was broken off, and none of what was there before."""
-        journal = read_journal(self.folder / UNFINISHED_NAME)
+        journal = read_journal(self.place, UNFINISHED_NAME)
         if journal is None or journal.base is None:
             return "overwrite=True begins anew"
-        path = self.folder / MANIFEST_NAME
-        listed = Manifest.from_json_bytes(path.read_bytes(), name=str(path)).names
+        listed = self._read_manifest(MANIFEST_NAME).names
         added = [each.shard.name for each in journal.lines if each.shard.name not in listed]
         removed = f"{_some(added)}, not in the manifest, and {UNFINISHED_NAME}"
         return f"to give it up, remove {removed if added else UNFINISHED_NAME}"
@@ -295,10 +264,9 @@ class Destination:
         """Refuse to overwrite a file of the manifest's name that no writer made."""
         if self._mode != "overwrite" or MANIFEST_NAME not in names:
             return
-        path = self.folder / MANIFEST_NAME
-        if FORMAT.encode() not in path.read_bytes()[:100]:
+        if FORMAT.encode() not in (self.place.read(MANIFEST_NAME) or b"")[:100]:
             raise UsageError(
-                f"can't write to {str(self.folder)!r}: its {MANIFEST_NAME} is no dataset's, and "
+                f"can't write to {self.place.shown!r}: its {MANIFEST_NAME} is no dataset's, and "
                 "overwrite=True does not remove it: give another folder, or move it away"
             )
 
@@ -308,31 +276,31 @@ class Destination:
         strays = [name for name in names if self._pattern.makes(name) and name not in listed]
         if strays:
             raise UsageError(
-                f"can't write to {str(self.folder)!r}: it holds {_some(sorted(strays))}, not in "
+                f"can't write to {self.place.shown!r}: it holds {_some(sorted(strays))}, not in "
                 "the manifest: take them in with `shardloader index`, or move them away"
             )
 
     def _refuse(self, verdict: Verdict) -> None:
         if verdict.refusal is not None:
-            raise UsageError(f"can't write to {str(self.folder)!r}: {verdict.refusal}")
+            raise UsageError(f"can't write to {self.place.shown!r}: {verdict.refusal}")
 
     def _interrupted(self, fingerprint: str) -> Journal | None:
-        journal = read_journal(self.folder / UNFINISHED_NAME)
+        journal = read_journal(self.place, UNFINISHED_NAME)
         return journal if journal is not None and journal.fingerprint == fingerprint else None
 
     def _whole_ones(self, lines: tuple[Line, ...]) -> tuple[Line, ...]:
         """Leave out the last line if its shard did not get its name any more."""
+        names = [line.shard.name for line in lines]
+        sizes = self.place.sizes([*names, *(f"{name}{INDEX_SUFFIX}" for name in names)])
         for number, line in enumerate(lines):
-            path = self.folder / line.shard.name
-            index = self.folder / f"{line.shard.name}{INDEX_SUFFIX}"
-            is_there = path.is_file() and path.stat().st_size == line.shard.size_bytes
-            if is_there and index.is_file():
+            name = line.shard.name
+            if sizes.get(name) == line.shard.size_bytes and f"{name}{INDEX_SUFFIX}" in sizes:
                 continue
             if number == len(lines) - 1:
                 return lines[:-1]
             raise UsageError(
-                f"{path}: an interrupted write had finished this shard, and it is gone or changed: "
-                f"{self.way_to_begin_anew()}"
+                f"{self.place.path(name)}: an interrupted write had finished this shard, and it is "
+                f"gone or changed: {self.way_to_begin_anew()}"
             )
         return lines
 
@@ -340,11 +308,16 @@ class Destination:
         """Read the manifest that is there, or that of an earlier state of the dataset."""
         if self._mode != "append":
             return None
-        path = self.folder / MANIFEST_NAME
-        old = self.folder / earlier_manifest_name(digest or "")
-        if digest is not None and old.is_file():
-            path = old
-        return Manifest.from_json_bytes(path.read_bytes(), name=str(path))
+        old = earlier_manifest_name(digest or "")
+        if digest is not None and self.place.read(old) is not None:
+            return self._read_manifest(old)
+        return self._read_manifest(MANIFEST_NAME)
+
+    def _read_manifest(self, name: str) -> Manifest:
+        data, path = self.place.read(name), self.place.path(name)
+        if data is None:
+            raise WorldError(f"{path}: the manifest was there and is gone")
+        return Manifest.from_json_bytes(data, name=path)
 
 
 class _Releasing:
@@ -359,15 +332,15 @@ class _Releasing:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             return
-        folder = self._destination.folder
+        folder = self._destination.place.shown
         self._destination.release()
         if isinstance(error, FileExistsError | NotADirectoryError):
             raise UsageError(
-                f"a destination is a folder, and {str(folder)!r} is a file or lies in one"
+                f"a destination is a folder, and {folder!r} is a file or lies in one"
             ) from error
         if isinstance(error, OSError):
             raise WorldError(
-                f"the folder {str(folder)!r} can't be written: {error.strerror or error}"
+                f"the folder {folder!r} can't be written: {error.strerror or error}"
             ) from error
 
 

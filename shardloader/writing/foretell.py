@@ -53,7 +53,7 @@ def foretell(job: Job, *, progress: Progress | None = None) -> Foretold:
     """Lay out what a job would write. Raises UsageError where the job would."""
     check_apart(job)
     survey = job.source.survey()
-    destination = Destination(folder=job.folder, pattern=job.pattern, mode=job.mode)
+    destination = Destination(place=job.place, pattern=job.pattern, mode=job.mode)
     base = destination.check(job.fingerprint(survey))
     told = Foretold(survey=survey)
     by_key = job.shuffle is not None and job.compression is None
@@ -62,7 +62,7 @@ def foretell(job: Job, *, progress: Progress | None = None) -> Foretold:
     progress = progress or Silent()
     progress.begin("looking", survey.num_bytes)
     whole = Head(0, 0)
-    hands = OwnHands(job.source, _recipe(job), job.folder, job.pattern)
+    hands = OwnHands(job.source, _recipe(job), job.place.work, job.pattern)
     for head in hands.chunks(job.source.parts(), None):
         told.refused += [refused for _, refused in head.refused]
         told.num_left_out += head.num_left_out

@@ -12,16 +12,18 @@ from shardloader.errors import UsageError
 from shardloader.order.integers import MAX_SEED, checked
 from shardloader.reading.sizes import parse_bytes
 from shardloader.writing.layout import Limits
-from shardloader.writing.options import at_least_one, local_folder, mode_of, parse_compression
+from shardloader.writing.options import at_least_one, mode_of, parse_compression, place_of
 from shardloader.writing.pattern import ShardPattern, parse_pattern
 from shardloader.writing.selection import Selection
 
 if TYPE_CHECKING:
     import os
-    from pathlib import Path
+    from collections.abc import Mapping
+    from typing import Any
 
     from shardloader.writing.destination import Mode
     from shardloader.writing.frames import Compression
+    from shardloader.writing.place import Place
     from shardloader.writing.refusals import OnError
     from shardloader.writing.sources.base import Source, Survey
 
@@ -36,7 +38,7 @@ class Job:
     """A write. `workers`, `engine` and its `address` change no byte."""
 
     source: Source
-    folder: Path
+    place: Place
     pattern: ShardPattern
     limits: Limits
     compression: Compression | None = None
@@ -89,6 +91,8 @@ def make_job(
     workers: int = 1,
     engine: Engine = "local",
     address: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    temporary: str | os.PathLike[str] | None = None,
 ) -> Job:
     """Return the job that the options describe; raises UsageError for those that make no sense."""
     if on_error not in {"raise", "skip"}:
@@ -97,12 +101,18 @@ def make_job(
         raise UsageError(f"engine is 'local' or 'ray', not {engine!r}")
     if address is not None and engine != "ray":
         raise UsageError("address= is that of a Ray cluster: give engine='ray' with it")
+    place = place_of(folder, storage_options=storage_options, temporary=temporary)
+    if engine == "ray" and temporary is None and not place.keeps_work:
+        raise UsageError(
+            "the machines of a Ray cluster write to a store by way of a folder that all of them "
+            "see: give it as temporary="
+        )
     max_samples = at_least_one("max_samples", max_samples)
     frame_samples = min(at_least_one("frame_samples", frame_samples), max_samples)
     packed = parse_compression(compression, compression_level, frame_samples)
     return Job(
         source=source,
-        folder=local_folder(folder),
+        place=place,
         pattern=parse_pattern(pattern, compressed=packed is not None),
         limits=Limits(max_samples=max_samples, max_bytes=parse_bytes(max_bytes)),
         compression=packed,

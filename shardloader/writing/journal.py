@@ -10,17 +10,14 @@ was cut by a crash counts for nothing.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from shardloader.errors import WorldError
 from shardloader.writing.layout import Position
 from shardloader.writing.shard_file import FinishedShard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from shardloader.writing.place import Place
 
 FORMAT = "shardloader-write"
 VERSION = 1
@@ -74,15 +71,10 @@ class Journal:
     lines: tuple[Line, ...]
 
 
-def read_journal(path: Path) -> Journal | None:
+def read_journal(place: Place, name: str) -> Journal | None:
     """Read a mark; None if there is none, or it is that of a write that can't be repeated."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise WorldError(f"{path}: can't be read: {error.strerror or error}") from error
-    return parse_journal(data)
+    data = place.read(name)
+    return None if data is None else parse_journal(data)
 
 
 def parse_journal(data: bytes) -> Journal | None:
@@ -105,26 +97,18 @@ def parse_journal(data: bytes) -> Journal | None:
 
 
 class JournalFile:
-    """A journal that is being written; every line is on disk when `add` returns."""
+    """A journal that is being written; every line is safe when `add` returns."""
 
-    def __init__(self, path: Path, publish: Callable[[str, bytes], None]) -> None:
-        self._path = path
-        self._publish = publish
+    def __init__(self, place: Place, name: str) -> None:
+        self._place = place
+        self._name = name
 
     def begin(self, *, fingerprint: str, base: str | None, lines: tuple[Line, ...]) -> None:
         """Write the journal anew with these lines."""
         head = {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "base": base}
         texts = [json.dumps(head, separators=(",", ":")), *(line.to_json() for line in lines)]
-        self._publish(self._path.name, "".join(f"{text}\n" for text in texts).encode("ascii"))
+        self._place.publish(self._name, "".join(f"{text}\n" for text in texts).encode("ascii"))
 
     def add(self, line: Line) -> None:
         """Append a line."""
-        try:
-            with self._path.open("ab") as file:
-                file.write(f"{line.to_json()}\n".encode("ascii"))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise WorldError(
-                f"{self._path}: can't be written: {error.strerror or error}"
-            ) from error
+        self._place.append(self._name, f"{line.to_json()}\n".encode("ascii"))

@@ -28,10 +28,14 @@ _BETWEEN_TRIES_S = 0.03
 
 
 class FolderLock:
-    """The right to write to a folder; not acquired by being made."""
+    """The right to write to a place, by a file's lock; not acquired by being made.
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / LOCK_NAME
+    `shown` is what messages call the place.
+    """
+
+    def __init__(self, path: Path, shown: str) -> None:
+        self._path = path
+        self._shown = shown
         self._handle: int | None = None
 
     @property
@@ -48,7 +52,8 @@ class FolderLock:
         """Take the lock; raises UsageError if another writer has it, OSError if the disk fails."""
         tries = _TRIES
         while self._handle is None:
-            handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            handle = os.open(self._path, flags, 0o666)
             try:
                 is_locked = try_lock(handle)
                 if is_locked is None:
@@ -63,7 +68,7 @@ class FolderLock:
                 tries -= 1
                 if not tries:
                     raise UsageError(
-                        f"another writer is writing to {str(self._path.parent)!r}: "
+                        f"another writer is writing to {self._shown!r}: "
                         "wait for it, or give another folder"
                     )
                 time.sleep(_BETWEEN_TRIES_S)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardloader.errors import UsageError
-from shardloader.format.urls import without_secrets
+from shardloader.reading.patterns import local_path
 from shardloader.writing.frames import Compression
+from shardloader.writing.place import FolderPlace
+from shardloader.writing.sources.files import is_remote
+from shardloader.writing.store_place import StorePlace
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from shardloader.writing.destination import Mode
+    from shardloader.writing.place import Place
 
 
 def at_least_one(name: str, value: object) -> int:
@@ -22,16 +27,25 @@ def at_least_one(name: str, value: object) -> int:
     return value
 
 
-def local_folder(folder: str | os.PathLike[str]) -> Path:
-    """Give the folder to write to, or raise UsageError for a URL."""
-    if "://" in str(folder):
-        raise UsageError(
-            f"a writer writes to a local folder, not {without_secrets(str(folder))!r}: write "
-            "locally, then upload the folder with the store's own tool"
-        )
-    if not str(folder):
+def place_of(
+    folder: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    temporary: str | os.PathLike[str] | None = None,
+) -> Place:
+    """Give the place to write to: a local folder, or a URL's on a store."""
+    text = str(folder)
+    if not text:
         raise UsageError("a destination is a folder, and '' is no name of one")
-    return Path(folder)
+    if is_remote(text):
+        return StorePlace(text, storage_options, temporary=temporary)
+    for option, value in (("storage_options=", storage_options), ("temporary=", temporary)):
+        if value is not None:
+            raise UsageError(
+                f"{option} is for a destination on a store, such as s3://bucket/corpus, and "
+                f"{text!r} is a local folder: leave it out"
+            )
+    return FolderPlace(Path(local_path(text)))
 
 
 def mode_of(*, overwrite: bool, append: bool) -> Mode:

@@ -28,7 +28,7 @@ class Refusals:
     def __init__(
         self, path: Path, on_error: OnError, *, size_bytes: int = 0, count: int = 0
     ) -> None:
-        self._path = path
+        self.path = path
         self._on_error = on_error
         self.count = count
         with naming(path):
@@ -50,21 +50,21 @@ class Refusals:
         """Append to the list; raises SampleError instead where that was asked for."""
         if self._on_error == "raise":
             raise SampleError(f"{refused.reason} ({refused.where})")
-        with naming(self._path):
+        with naming(self.path):
             self._file.write((json.dumps(refused._asdict()) + "\n").encode("ascii"))
         self.count += 1
 
     def sync(self) -> None:
         """Bring it to disk."""
-        with naming(self._path):
+        with naming(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
 
     def contents(self) -> bytes:
         """Give all of it."""
         self.sync()
-        with naming(self._path):
-            return self._path.read_bytes()
+        with naming(self.path):
+            return self.path.read_bytes()
 
     def close(self) -> None:
         """Close the file."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from shardloader.reading.remote import RemoteFile
     from shardloader.writing.chunks import Chunk
     from shardloader.writing.sources.base import Refused, Sample
 
@@ -141,6 +142,11 @@ class SortedRuns:
     @property
     def places(self) -> tuple[Path, ...]:
         """None: these are the writer's own files."""
+        return ()
+
+    @property
+    def remote_places(self) -> tuple[RemoteFile, ...]:
+        """None."""
         return ()
 
     def survey(self) -> Survey:

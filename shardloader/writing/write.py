@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shardloader.errors import UsageError
+from shardloader.reading.source import SHARD_SUFFIXES
 from shardloader.writing.chunks import CHUNK_BYTES, Recipe
 from shardloader.writing.destination import REFUSED_NAME, Destination
 from shardloader.writing.filling import Shop
@@ -28,17 +29,20 @@ from shardloader.writing.journal import Line
 from shardloader.writing.layout import Placer, Position
 from shardloader.writing.manifests import manifest_of, next_number
 from shardloader.writing.options import written_before
+from shardloader.writing.place import FolderPlace
 from shardloader.writing.pool import Pool
 from shardloader.writing.refusals import Refusals
 from shardloader.writing.shard_file import naming
 from shardloader.writing.sources.base import Refused, printable
 from shardloader.writing.sources.opening import open_source
 from shardloader.writing.spill import SortedRuns, Spill
+from shardloader.writing.store_place import StorePlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardloader.format.manifest import Manifest
+    from shardloader.reading.remote import Store
     from shardloader.writing.chunks import Head
     from shardloader.writing.destination import Begun
     from shardloader.writing.hands import Hands
@@ -115,7 +119,7 @@ def run(job: Job, *, progress: Progress | None = None) -> Written:
     """Do a job, or finish it."""
     check_apart(job)
     survey = job.source.survey()
-    destination = Destination(folder=job.folder, pattern=job.pattern, mode=job.mode)
+    destination = Destination(place=job.place, pattern=job.pattern, mode=job.mode)
     begun = destination.begin(job.fingerprint(survey))
     write = _Write(job, survey, destination, begun, progress or Silent())
     try:
@@ -129,21 +133,46 @@ def run(job: Job, *, progress: Progress | None = None) -> Written:
 
 def check_apart(job: Job) -> None:
     """Raise UsageError where shards would lie in a folder that is read, or beside such shards."""
-    inside = job.folder.resolve()
+    if isinstance(job.place, StorePlace):
+        _check_apart_on_store(job.place.store, job.source)
+    elif isinstance(job.place, FolderPlace):
+        _check_apart_here(job.place.folder, job.source)
+
+
+def _check_apart_here(folder: Path, source: Source) -> None:
+    inside = folder.resolve()
     resolved = cache(Path.resolve)  # of the folder of many shards, once
-    for place in job.source.places:
+    for place in source.places:
         is_plain = place.is_file() and not place.is_symlink()
         outside = resolved(place.parent) / place.name if is_plain else place.resolve()
         if inside == outside or outside in inside.parents:
-            raise UsageError(
-                f"the destination {str(job.folder)!r} lies in the source {str(place)!r}, "
-                "and would be packed into itself: give a folder outside it"
-            )
+            raise _packed_into_itself(str(folder), str(place))
         if inside == outside.parent and not outside.is_dir():
-            raise UsageError(
-                f"the source's shard {str(place)!r} lies in the destination: shards are written "
-                "anew to another folder"
-            )
+            raise _beside_its_source(str(place))
+
+
+def _check_apart_on_store(store: Store, source: Source) -> None:
+    inside = f"{store.whereabouts.rstrip('/')}/"
+    for place in source.remote_places:
+        outside = place.whereabouts.rstrip("/")
+        if inside.startswith(f"{outside}/"):
+            raise _packed_into_itself(store.name, place.name)
+        if inside == f"{outside.rpartition('/')[0]}/" and outside.endswith(SHARD_SUFFIXES):
+            raise _beside_its_source(place.name)
+
+
+def _packed_into_itself(folder: str, source: str) -> UsageError:
+    return UsageError(
+        f"the destination {folder!r} lies in the source {source!r}, and would be packed into "
+        "itself: give a folder outside it"
+    )
+
+
+def _beside_its_source(shard: str) -> UsageError:
+    return UsageError(
+        f"the source's shard {shard!r} lies in the destination: shards are written anew to another "
+        "folder"
+    )
 
 
 def runs_recipe(job: Job, survey: Survey) -> Recipe:
@@ -182,7 +211,8 @@ class _Write:
         self._shards = [line.shard for line in begun.lines]
         self._ended: deque[_Ended] = deque()
         self._num_left_out = begun.lines[-1].num_left_out if begun.lines else 0
-        self._partials = destination.work / secrets.token_hex(8)
+        self._place = destination.place
+        self._partials = self._place.work / secrets.token_hex(8)
         self._spill: Spill | None = None
         self._refusals: Refusals | None = None
         self._num_temporary_bytes = 0
@@ -203,9 +233,9 @@ class _Write:
         refusals = self._list()
         self._write(source, replace(recipe, compression=job.compression))
         for name, data in job.source.beside.items():
-            self._destination.publish(name, data)
+            self._place.publish(name, data)
         if refusals.size_bytes:
-            self._destination.publish(REFUSED_NAME, refusals.contents())
+            self._place.publish(REFUSED_NAME, refusals.contents())
         refusals.close()
         self._destination.publish_manifest(manifest_of(self._base, self._shards))
         return self._written(num_refused=refusals.count)
@@ -232,16 +262,16 @@ class _Write:
     def _check_beside(self) -> None:
         """Refuse to put other class numbers beside a dataset than are there."""
         for name, data in self._job.source.beside.items():
-            path = self._job.folder / name
-            if self._job.mode != "overwrite" and path.exists() and path.read_bytes() != data:
+            there = None if self._job.mode == "overwrite" else self._place.read(name)
+            if there is not None and there != data:
                 raise UsageError(
-                    f"{path} says other numbers for the classes than the source has: give it as "
-                    "class_map=, with all classes in it, or move it away"
+                    f"{self._place.path(name)} says other numbers for the classes than "
+                    "the source has: give it as class_map=, with all classes in it, or move it away"
                 )
 
     def _make_room(self) -> None:
         """Make the folder of temporary files, and clear it of those of a write that was killed."""
-        work = self._destination.work
+        work = self._place.work
         with naming(work):
             work.mkdir(exist_ok=True)
             for item in work.iterdir():
@@ -254,10 +284,11 @@ class _Write:
     def _list(self) -> Refusals:
         if self._refusals is None:
             size_bytes, count = 0, 0
-            path = self._destination.work / REFUSED_NAME
+            path = self._place.work / REFUSED_NAME
             facts = self._spill.facts if self._spill is not None else None
             if self._lines:
                 size_bytes, count = self._lines[-1].refused_bytes, self._lines[-1].num_refused
+                self._place.restore(path)
                 if size_bytes and not (path.is_file() and path.stat().st_size >= size_bytes):
                     raise self._gone(path)
             elif facts is not None:
@@ -275,35 +306,44 @@ class _Write:
 
     def _begin_list(self, path: Path) -> int:
         """Begin with the list of the dataset that is appended to; gives its size."""
-        old = self._job.folder / REFUSED_NAME
+        old = None if self._base is None else self._place.read(REFUSED_NAME)
+        data = old or b""
         with naming(path):
-            data = old.read_bytes() if self._base is not None and old.exists() else b""
             path.write_bytes(data)
         return len(data)
 
     def _shuffled(self, seed: int) -> tuple[Source, Recipe]:
         """Write the input to sorted runs, unless that was done, and give them as the source."""
-        spill = self._spill = Spill(self._destination.work.absolute() / _RUNS_NAME, seed)
+        spill = self._spill = Spill(self._place.work.absolute() / _RUNS_NAME, seed)
         facts = spill.facts
-        if facts is None and self._lines:
+        if facts is None and self._lines and self._place.keeps_work:
             raise self._gone(spill.folder)
         if facts is None:
-            facts = self._spill_all(spill.clear())
-        elif not self._lines:
+            refusals = self._list_of_spill()
+            facts = self._spill_all(spill.clear(), refusals)
+            if refusals is not self._refusals:
+                refusals.close()
+        if not self._lines:
             self._num_left_out = facts["num_left_out"]
         self._num_temporary_bytes = facts["num_bytes"]
         return SortedRuns(spill.folder, num_bytes=facts["num_bytes"]), Recipe()
 
-    def _spill_all(self, spill: Spill) -> dict[str, int]:
-        job, refusals = self._job, self._list()
+    def _list_of_spill(self) -> Refusals:
+        """Give the list; where shards are written already, one that nobody reads."""
+        if not self._lines:
+            return self._list()
+        return Refusals(self._partials / REFUSED_NAME, self._job.on_error)
+
+    def _spill_all(self, spill: Spill, refusals: Refusals) -> dict[str, int]:
+        job = self._job
         recipe = runs_recipe(job, self._survey)
         self._progress.begin("shuffling", self._survey.num_bytes)
-        total = 0
+        total, num_left_out = 0, 0
         with self._hands(job.source, recipe, spill) as hands:
             for head in hands.chunks(job.source.parts(), None):
                 for _, refused in head.refused:
                     refusals.add(refused)
-                self._num_left_out += head.num_left_out
+                num_left_out += head.num_left_out
                 total += sum(head.sizes)
                 self._progress.advance(head.num_samples, head.num_bytes)
         refusals.sync()
@@ -311,7 +351,7 @@ class _Write:
             "num_bytes": total,
             "refused_bytes": refusals.size_bytes,
             "num_refused": refusals.count,
-            "num_left_out": self._num_left_out,
+            "num_left_out": num_left_out,
         }
         spill.complete(facts)
         return facts
@@ -328,7 +368,7 @@ class _Write:
             return RayHands(shop, address=self._job.address)
         if workers == 1:
             return OwnHands(source, recipe, folder, pattern, spill)
-        return Pool(shop, workers=workers, lock=self._destination.lock_handle)
+        return Pool(shop, workers=workers, lock=self._place.handle)
 
     def _write(self, source: Source, recipe: Recipe) -> None:
         """Write the chunks from where the journal ends."""
@@ -402,7 +442,9 @@ class _Write:
     def _publish(self, hands: Hands, *, wait: bool) -> None:
         for sealed in hands.sealed(wait=wait):
             ended = self._ended.popleft()
-            self._list().sync()
+            refusals = self._list()
+            refusals.sync()
+            self._place.keep(refusals.path)
             line = Line(shard=sealed.finished, **ended._asdict())
             self._destination.publish_shard(sealed, line)
             self._shards.append(sealed.finished)

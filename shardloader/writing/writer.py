@@ -26,12 +26,13 @@ from shardloader.writing.layout import Limits
 from shardloader.writing.manifests import manifest_of, next_number
 from shardloader.writing.options import (
     at_least_one,
-    local_folder,
     mode_of,
     parse_compression,
+    place_of,
     written_before,
 )
 from shardloader.writing.pattern import parse_pattern
+from shardloader.writing.place import FolderPlace
 from shardloader.writing.shard_file import FrameFile, ShardFile, partial_name
 from shardloader.writing.tarring import tarred
 
@@ -51,7 +52,11 @@ _log = logging.getLogger("shardloader")
 
 
 class ShardWriter:
-    """Write samples to tar shards in a local folder, with their indexes and a manifest.
+    """Write samples to tar shards in a folder, with their indexes and a manifest.
+
+    A folder on a store is a URL that fsspec opens (`s3://bucket/corpus`), with `storage_options`
+    for its file system. A shard is written to a local file below `temporary` (the system's folder
+    for such, unless it is given) and appears on the store when all of it is there.
 
     `pattern` names the shards, as str.format or printf would (`out-%06d.tar`). A shard ends after
     `max_samples` samples, or before the sample that would make the *file* longer than `max_bytes`
@@ -65,7 +70,8 @@ class ShardWriter:
     then of the compressed file.
 
     The folder is touched first by `with` or the first `write`. Raises UsageError for options that
-    make no sense and for a folder that is in use or not empty, WorldError if the disk fails.
+    make no sense and for a folder that is in use or not empty, WorldError if the disk or the store
+    fails.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -87,6 +93,8 @@ class ShardWriter:
         compression: Literal["zstd"] | None = None,
         compression_level: int = 3,
         frame_samples: int = 64,
+        storage_options: Mapping[str, Any] | None = None,
+        temporary: str | os.PathLike[str] | None = None,
     ) -> None:
         self._state = "new"  # then open, then closed or broken off
         self._compression = parse_compression(compression, compression_level, frame_samples)
@@ -95,7 +103,7 @@ class ShardWriter:
             max_samples=at_least_one("max_samples", max_samples), max_bytes=parse_bytes(max_bytes)
         )
         self._destination = Destination(
-            folder=local_folder(folder),
+            place=place_of(folder, storage_options=storage_options, temporary=temporary),
             pattern=self._pattern,
             mode=mode_of(overwrite=overwrite, append=append),
         )
@@ -112,9 +120,10 @@ class ShardWriter:
         self._pid = os.getpid()
 
     @property
-    def folder(self) -> Path:
-        """The destination."""
-        return self._destination.folder
+    def folder(self) -> Path | str:
+        """The destination; of one on a store the URL, without secrets."""
+        place = self._destination.place
+        return place.folder if isinstance(place, FolderPlace) else place.shown
 
     @property
     def num_shards(self) -> int:
@@ -288,7 +297,7 @@ class ShardWriter:
 
     def _next_file(self) -> tuple[Path, str]:
         name = self._pattern.name(self._first_number + len(self._finished))
-        return self.folder / partial_name(name), name
+        return self._destination.place.partials / partial_name(name), name
 
     def _finish_shard(self) -> None:
         if self._shard is not None:

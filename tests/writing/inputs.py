@@ -19,6 +19,7 @@ from shardloader.writing.sources.csv_files import CsvRows
 from shardloader.writing.sources.folder_tree import FolderTree
 from shardloader.writing.sources.jsonl_files import JsonLines
 from shardloader.writing.sources.mapping import parse_choice
+from shardloader.writing.sources.opening import open_source
 from shardloader.writing.sources.tar_files import TarShards
 from tests.shards import tar_bytes
 
@@ -156,6 +157,31 @@ def remote_shards(place: Path) -> Source:
     return TarShards([f"memory://{place}/shards"])
 
 
+def stored(place: Path) -> str:
+    """Copy what lies in a folder to a store, and give its URL there."""
+    url = f"memory://{place}/copy"
+    client = fsspec.filesystem("memory")
+    for path in place.rglob("*"):
+        if path.is_file():
+            client.pipe_file(f"{url}/{path.relative_to(place)}", path.read_bytes())
+    return url
+
+
+def remote_folder(place: Path) -> Source:
+    folder(place)
+    return open_source([stored(place)])
+
+
+def remote_saved(place: Path) -> Source:
+    saved(place)
+    return open_source([stored(place)], choice=CHOICE)
+
+
+def remote_parquet(place: Path) -> Source:
+    parquet(place)
+    return open_source([stored(place)], choice=CHOICE)
+
+
 MAKERS: dict[str, Callable[[Path], Source]] = {
     "folder": folder,
     "jsonl": jsonl,
@@ -168,6 +194,9 @@ MAKERS: dict[str, Callable[[Path], Source]] = {
     "shards": shards,
     "packed shards": packed_shards,
     "remote shards": remote_shards,
+    "remote folder": remote_folder,
+    "remote saved": remote_saved,
+    "remote parquet": remote_parquet,
 }
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from shardloader.errors import UsageError, WorldError
 from shardloader.reading.source import UNFINISHED_NAME
-from shardloader.writing.destination import WORK_NAME, Destination
+from shardloader.writing.destination import Destination
+from shardloader.writing.place import WORK_NAME
 from shardloader.writing.selection import Selection
 from shardloader.writing.sources.jsonl_files import JsonLines
 from shardloader.writing.write import write_shards

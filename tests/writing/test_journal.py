@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from shardloader.writing.journal import JournalFile, Line, parse_journal, read_journal
 from shardloader.writing.layout import Position
+from shardloader.writing.place import FolderPlace
 from shardloader.writing.shard_file import FinishedShard
 
 if TYPE_CHECKING:
@@ -32,10 +33,7 @@ def line(number: int) -> Line:
 
 
 def written(path: Path, count: int) -> bytes:
-    def publish(name: str, data: bytes) -> None:
-        (path.parent / name).write_bytes(data)
-
-    journal = JournalFile(path, publish)
+    journal = JournalFile(FolderPlace(path.parent), path.name)
     journal.begin(fingerprint="f", base=None, lines=(line(0),))
     for number in range(1, count):
         journal.add(line(number))
@@ -44,7 +42,7 @@ def written(path: Path, count: int) -> bytes:
 
 def test_what_was_added_is_read_back(tmp_path: Path) -> None:
     written(tmp_path / "journal", 4)
-    journal = read_journal(tmp_path / "journal")
+    journal = read_journal(FolderPlace(tmp_path), "journal")
     assert journal is not None
     assert (journal.fingerprint, journal.base) == ("f", None)
     assert journal.lines == tuple(map(line, range(4)))
@@ -64,6 +62,6 @@ def test_cut_anywhere_the_whole_lines_count(tmp_path_factory, data) -> None:
 
 
 def test_what_is_no_journal_is_none(tmp_path: Path) -> None:
-    assert read_journal(tmp_path / "none") is None
+    assert read_journal(FolderPlace(tmp_path), "none") is None
     for data in (b"", b"\n", b"[]\n", b"{}\n", b'{"format":"shardloader-write","version":9}\n'):
         assert parse_journal(data) is None

@@ -20,8 +20,9 @@ from shardloader.errors import ShardError, UsageError, WorldError
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.source import UNFINISHED_NAME
 from shardloader.writing import filling
-from shardloader.writing.destination import WORK_NAME, Destination
+from shardloader.writing.destination import Destination
 from shardloader.writing.lock import LOCK_NAME
+from shardloader.writing.place import WORK_NAME
 from shardloader.writing.selection import Selection
 from shardloader.writing.sources.jsonl_files import JsonLines
 from shardloader.writing.write import write_shards

@@ -29,14 +29,13 @@ from shardloader.writing.sources.base import PART_BYTES, Part, Refused, printabl
 from shardloader.writing.sources.files import (
     FileSource,
     InputFile,
-    is_remote,
     opened,
     suffix_of,
 )
 from shardloader.writing.sources.mapping import Choice, key_of, value_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardloader.writing.sources.base import Sample
 
@@ -83,8 +82,14 @@ class _Columns:
 class ArrowRows(FileSource):
     """Parquet or Arrow files, or datasets that `datasets` saved to disk."""
 
-    def __init__(self, words: Sequence[str], *, choice: Choice | None = None) -> None:
-        super().__init__(words, SUFFIXES, choice)
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        choice: Choice | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(words, SUFFIXES, choice, storage_options)
         self._files = _in_saved_order(self._files, self._others)
 
     @property
@@ -263,8 +268,8 @@ def _handle(file: InputFile) -> Iterator[Any]:
     """Open a file as Arrow does: mapped if it is local. Its errors name the file."""
     pa = _arrow()
     try:
-        if is_remote(file.location):
-            with opened(file.location) as remote:
+        if file.remote is not None:
+            with opened(file) as remote:
                 yield pa.PythonFile(remote, mode="r")
         else:
             with pa.memory_map(file.location) as mapped:
@@ -440,7 +445,7 @@ def _in_saved_order(files: list[InputFile], others: list[InputFile]) -> list[Inp
 def _listed(state: InputFile, files: list[InputFile]) -> list[InputFile]:
     """Give the files that a saved dataset says it has, in its order."""
     try:
-        with opened(state.location) as handle:
+        with opened(state) as handle:
             said = json.load(handle)
         listed = [entry["filename"] for entry in said["_data_files"]]
     except (ValueError, TypeError, KeyError) as error:

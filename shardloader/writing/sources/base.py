@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from shardloader.reading.remote import RemoteFile
+
 PART_BYTES = 16 << 20  # about so much input is read at a time
 PART_SAMPLES = 4096
 
@@ -90,6 +92,11 @@ class Source(Protocol):
     @property
     def places(self) -> tuple[Path, ...]:
         """Local folders that are read as a whole, and shards: nothing may be written there."""
+        ...
+
+    @property
+    def remote_places(self) -> tuple[RemoteFile, ...]:
+        """The same on stores."""
         ...
 
     def survey(self) -> Survey:

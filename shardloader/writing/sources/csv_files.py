@@ -17,7 +17,7 @@ from shardloader.writing.sources.base import Part, Refused
 from shardloader.writing.sources.files import FileSource, InputFile, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardloader.writing.sources.base import Sample
     from shardloader.writing.sources.mapping import Choice
@@ -35,8 +35,14 @@ class _Whole(NamedTuple):
 class CsvRows(FileSource):
     """Files of rows under a line of column names, in UTF-8."""
 
-    def __init__(self, words: Sequence[str], *, choice: Choice | None = None) -> None:
-        super().__init__(words, SUFFIXES, choice)
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        choice: Choice | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(words, SUFFIXES, choice, storage_options)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -53,7 +59,7 @@ class CsvRows(FileSource):
         del outline
         file = self._files[part.what.file]
         delimiter = "\t" if file.name.lower().endswith(".tsv") else ","
-        with opened(file.location) as handle:
+        with opened(file) as handle:
             text = io.TextIOWrapper(
                 handle, encoding="utf-8-sig", errors="surrogateescape", newline=""
             )

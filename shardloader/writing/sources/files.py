@@ -1,8 +1,8 @@
 """Which files does a word mean, and how are they opened?
 
-A local path is never parsed as a URL; what holds "://" goes through fsspec, whatever the store.
-Files below a folder come sorted by the bytes of their names. `FileSource` is what sources of files
-have in common.
+A local path is never parsed as a URL; what holds "://" is of a store that fsspec opens. Files below
+a folder come sorted by the bytes of their names. `FileSource` is what sources of files have in
+common.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from shardloader.errors import MissingExtraError, UsageError, WorldError
+from shardloader.errors import UsageError, WorldError
 from shardloader.format.urls import without_secrets
+from shardloader.reading.faults import Trouble, trouble_of
 from shardloader.reading.patterns import expand, local_path
+from shardloader.reading.remote import RemoteFile, Store
+from shardloader.reading.remote_reader import open_remote
 from shardloader.writing.sources.base import Skipped, Survey, printable, utf8_name
 from shardloader.writing.sources.mapping import Choice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardloader.writing.sources.base import Part
 
@@ -35,12 +38,16 @@ _OF_A_KIND = (
 
 
 class InputFile(NamedTuple):
-    """A file to read: where it is, what it is called below the word it was found by."""
+    """A file to read: where it is, what it is called below the word it was found by.
+
+    `remote` is the file of a store; None of a local one.
+    """
 
     location: str
     name: str
     size: int
     stamp: str
+    remote: RemoteFile | None = None
 
     @property
     def shown(self) -> str:
@@ -61,11 +68,17 @@ class FileSource:
     """
 
     def __init__(
-        self, words: Sequence[str], suffixes: Sequence[str], choice: Choice | None = None
+        self,
+        words: Sequence[str],
+        suffixes: Sequence[str],
+        choice: Choice | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._choice = choice or Choice()
         self._folders = local_folders(words)
-        self._files, self._others = of_kind(find_files(words), suffixes)
+        stores = (Store(word, storage_options) for word in words if is_remote(word))
+        self._roots = tuple(RemoteFile(store=store, url=store.folder_url) for store in stores)
+        self._files, self._others = of_kind(find_files(words, storage_options), suffixes)
         _refuse_twice(self._files)
 
     @property
@@ -77,6 +90,12 @@ class FileSource:
     def places(self) -> tuple[Path, ...]:
         """The folders among the words."""
         return self._folders
+
+    @property
+    def remote_places(self) -> tuple[RemoteFile, ...]:
+        """The words that are URLs, and each file of them."""
+        files = (file.remote for file in self._files if file.remote is not None)
+        return (*self._roots, *files)
 
     def survey(self) -> Survey:
         """Look at the files' sizes; files of other kinds are left out."""
@@ -111,14 +130,16 @@ def is_remote(word: str) -> bool:
     return "://" in word and not word.startswith("file://")
 
 
-def find_files(words: Sequence[str]) -> list[InputFile]:
+def find_files(
+    words: Sequence[str], storage_options: Mapping[str, Any] | None = None
+) -> list[InputFile]:
     """List the files that words mean: files, brace patterns, and folders with what is below them.
 
     Hidden names are left out. Raises UsageError for a word that means nothing.
     """
     found: list[InputFile] = []
     for word in words:
-        files = _remote(word) if is_remote(word) else _local(word)
+        files = _remote(word, storage_options) if is_remote(word) else _local(word)
         if not files:
             raise UsageError(
                 f"there is nothing to read at {without_secrets(word)!r}: no such file, or an empty "
@@ -162,29 +183,29 @@ def suffix_of(name: str, suffixes: Sequence[str]) -> str:
 
 
 @contextmanager
-def opened(location: str) -> Iterator[IO[bytes]]:
+def opened(file: InputFile) -> Iterator[IO[bytes]]:
     """Open a file for reading bytes, and turn the system's errors into ones that name it."""
     try:
-        with _open(location) as handle:
+        with _open(file) as handle:
             yield handle
     except OSError as error:
-        told = without_secrets(f"{location}: the file can't be read: {error.strerror or error}")
-        raise WorldError(told) from error
+        raise WorldError(
+            f"{file.shown}: the file can't be read: {error.strerror or error}"
+        ) from error
 
 
-def pieces_of(location: str) -> Iterator[bytes]:
+def pieces_of(file: InputFile) -> Iterator[bytes]:
     """Yield the bytes of a file, some of them at a time; raises WorldError."""
-    with opened(location) as handle:
+    if file.remote is not None and file.size:
+        yield from file.remote.pieces(size=file.size)
+        return
+    with opened(file) as handle:
         while piece := handle.read(_PIECE_BYTES):
             yield piece
 
 
-def _open(location: str) -> IO[bytes]:
-    if not is_remote(location):
-        return Path(location).open("rb")
-    import fsspec
-
-    return cast("IO[bytes]", fsspec.open(location, "rb").open())
+def _open(file: InputFile) -> IO[bytes]:
+    return Path(file.location).open("rb") if file.remote is None else open_remote(file.remote)
 
 
 def _local(word: str) -> list[InputFile]:
@@ -225,33 +246,46 @@ def _raise(error: OSError) -> None:
     ) from error
 
 
-def _remote(word: str) -> list[InputFile]:
-    import fsspec
+def _remote(pattern: str, options: Mapping[str, Any] | None) -> list[InputFile]:
+    is_literal = "::" in pattern or "?" in pattern
+    words = [pattern] if is_literal else expand(pattern)
+    return [file for word in words for file in _in_store(Store(word, options))]
 
-    try:
-        store, path = fsspec.core.url_to_fs(word)
-        found: dict[str, dict[str, Any]] = store.find(path, detail=True)
-        if not found:  # a store that lists nothing, a web server say, knows single files
-            found = {path: store.info(path)}
-    except FileNotFoundError:
-        return []
-    except ImportError as error:
-        told = without_secrets(f"{word}: the library for this kind of store is missing: {error}")
-        raise MissingExtraError(told) from error
-    except ValueError as error:
-        told = without_secrets(f"{word}: no kind of store is called so: {error}")
-        raise UsageError(told) from error
-    except OSError as error:
-        told = without_secrets(f"{word}: can't be listed: {error.strerror or error}")
-        raise WorldError(told) from error
-    root = path.rstrip("/")
-    files = []
-    for place, about in sorted(found.items(), key=lambda item: item[0].encode()):
-        name = place[len(root) :].lstrip("/") or place.rpartition("/")[2]
-        if any(part.startswith(".") for part in name.split("/")):
-            continue
-        stamp = about.get("ETag") or about.get("etag") or about.get("mtime") or about.get("created")
-        files.append(
-            InputFile(store.unstrip_protocol(place), name, int(about.get("size") or 0), str(stamp))
-        )
-    return files
+
+def _in_store(store: Store) -> list[InputFile]:
+    """List the files at and below a URL, and of a store that lists nothing the one that it names.
+
+    A folder that a store does not have is empty.
+    """
+
+    def found(client: Any) -> list[InputFile]:
+        url = store.folder_url
+        client.invalidate_cache()
+        try:
+            listed = client.find(url, detail=True)
+            listed = listed or {client._strip_protocol(url): client.info(url)}  # noqa: SLF001
+        except FileNotFoundError as error:
+            if trouble_of(error) is not Trouble.MISSING:
+                raise
+            return []
+        root = client._strip_protocol(url).rstrip("/")  # noqa: SLF001
+        return [
+            _stored(store, client.unstrip_protocol(place), place, root, about)
+            for place, about in sorted(listed.items(), key=lambda item: item[0].encode())
+            if about.get("type") != "directory"
+        ]
+
+    files = store.ask(found, shown=store.name, wanted="list its files")
+    return [
+        file
+        for file in files
+        if file.name and not any(part.startswith(".") for part in file.name.split("/"))
+    ]
+
+
+def _stored(store: Store, url: str, place: str, root: str, about: Mapping[str, Any]) -> InputFile:
+    name = place[len(root) :].lstrip("/") or place.rpartition("/")[2]
+    told = (about.get(tag) for tag in ("ETag", "etag", "mtime", "created"))
+    stamp = next((str(tag) for tag in told if tag), "None")
+    remote = RemoteFile(store=store, url=url)
+    return InputFile(url, name, int(about.get("size") or 0), stamp, remote)

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from shardloader.errors import UsageError, WorldError
+from shardloader.errors import UsageError
 from shardloader.format.samples import is_reserved, split_name
+from shardloader.reading.patterns import local_path
 from shardloader.writing.encode import field_layout, key_problem
 from shardloader.writing.sources.base import (
     PART_BYTES,
@@ -31,22 +31,15 @@ from shardloader.writing.sources.base import (
     Skipped,
     Survey,
     printable,
-    system_name,
-    utf8_name,
 )
+from shardloader.writing.sources.files import is_remote
 from shardloader.writing.sources.mapping import Choice
+from shardloader.writing.sources.trees import Entry, LocalTree, StoreTree, Wanted
 
-Kind: TypeAlias = Literal["file", "folder", "empty folder", "hidden", "symlink", "special file"]
+if TYPE_CHECKING:
+    from shardloader.reading.remote import RemoteFile
+
 CLASS_MAP_NAME = "classes.json"
-
-
-class Entry(NamedTuple):
-    """Something found in a folder; `path` is relative to the source, with "/" after a folder."""
-
-    path: str
-    kind: Kind
-    size: int = 0
-    changed: int = 0
 
 
 class TreeFile(NamedTuple):
@@ -55,7 +48,7 @@ class TreeFile(NamedTuple):
     field: str
     path: str
     size: int
-    changed: int
+    changed: int | str
 
 
 class TreeSample(NamedTuple):
@@ -75,7 +68,7 @@ class Arranged:
 
 
 class FolderTree:
-    """A folder whose files are fields."""
+    """A folder whose files are fields: a local one, or a URL of one on a store."""
 
     def __init__(
         self,
@@ -84,8 +77,13 @@ class FolderTree:
         include: Sequence[str] = ("*",),
         choice: Choice | None = None,
         classes: Mapping[str, int] | Literal["by name"] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.folder = Path(folder).absolute()
+        self._tree: LocalTree | StoreTree
+        if is_remote(str(folder)):
+            self._tree = StoreTree(str(folder), storage_options)
+        else:
+            self._tree = LocalTree(Path(local_path(os.fspath(folder))).absolute())
         self._include = tuple(include)
         self._included = _matcher(include)
         self._choice = choice or Choice()
@@ -101,7 +99,7 @@ class FolderTree:
         """The options that decide what is read."""
         return {
             "kind": "classes" if self._asked_classes is not None else "folder",
-            "folder": printable(str(self.folder.absolute())),
+            "folder": printable(self._tree.shown),
             "include": list(self._include),
             "choice": self._choice.about,
             "classes": self.class_map,
@@ -127,7 +125,12 @@ class FolderTree:
     @property
     def places(self) -> tuple[Path, ...]:
         """The folder."""
-        return (self.folder,)
+        return (self._tree.folder,) if isinstance(self._tree, LocalTree) else ()
+
+    @property
+    def remote_places(self) -> tuple[RemoteFile, ...]:
+        """The folder, if it is on a store."""
+        return (self._tree.root,) if isinstance(self._tree, StoreTree) else ()
 
     def survey(self) -> Survey:
         """Walk the tree without reading a file."""
@@ -144,7 +147,7 @@ class FolderTree:
         survey.skipped.sort()
         if not num_samples:
             raise UsageError(
-                f"nothing to pack: no file below {str(self.folder)!r} makes a sample "
+                f"nothing to pack: no file below {self._tree.shown!r} makes a sample "
                 f"({len(survey.skipped)} paths skipped, {survey.num_not_included} files not "
                 "included)"
             )
@@ -167,26 +170,30 @@ class FolderTree:
     def where(self, part: Part) -> str:
         """Say which file or folder a part is of."""
         del part
-        return str(self.folder)
+        return self._tree.shown
 
     def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
         """Yield the samples of a part; an outline reads no file."""
-        pairs = self._choice.pairs
-        for key, files in part.what:
+        chosen = [(key, self._chosen(files)) for key, files in part.what]
+        wanted = [Wanted(file.path, file.size) for _, fields in chosen for _, file in fields]
+        contents = (bytes(file.size) for file in wanted) if outline else self._tree.contents(wanted)
+        for key, fields in chosen:
             sample: dict[str, Any] = {"__key__": key}
-            found = {file.field: file for file in files}
-            for name, taken in pairs or [(file.field, file.field) for file in files]:
-                file = found.get(taken)
-                if file is not None:
-                    sample[name] = bytes(file.size) if outline else _contents(self.folder, file)
+            for name, _ in fields:
+                sample[name] = next(contents)
             if self.class_map is not None:
                 sample["cls"] = self.class_map[key.partition("/")[0]]
             yield sample
 
+    def _chosen(self, files: Sequence[TreeFile]) -> list[tuple[str, TreeFile]]:
+        """Give the fields to write, each with its file."""
+        found = {file.field: file for file in files}
+        pairs = self._choice.pairs or [(file.field, file.field) for file in files]
+        return [(name, found[taken]) for name, taken in pairs if taken in found]
+
     def _walk(self) -> Iterator[TreeSample | Arranged]:
         """Yield the samples by key, and before those of a folder what was left out of it."""
-        if not self.folder.is_dir():
-            raise UsageError(f"the source is a folder, and {str(self.folder)!r} is none")
+        self._tree.require()
         waiting: list[Iterator[tuple[str, TreeSample | None]]] = [iter([("", None)])]
         while waiting:
             place = next(waiting[-1], None)
@@ -202,32 +209,16 @@ class FolderTree:
             waiting.append(iter(arranged.places))
 
     def _arranged(self, prefix: str) -> Arranged:
-        entries = scan_folder(self.folder, prefix)
+        entries = self._tree.entries(prefix)
         return arrange(prefix, entries, included=self._included, classes=self.class_map)
 
     def _numbered(self) -> dict[str, int]:
         """Number the classes: as given, or in byte order of the folders' names."""
         if isinstance(self._asked_classes, Mapping):
             return dict(self._asked_classes)
-        entries = scan_folder(self.folder, "")
+        entries = self._tree.entries("")
         names = sorted(entry.path[:-1] for entry in entries if entry.kind == "folder")
         return {name: number for number, name in enumerate(names)}
-
-
-def scan_folder(root: Path, prefix: str) -> list[Entry]:
-    """List a folder of the tree; links are not followed, and a hidden folder is one entry.
-
-    Raises UsageError if the root is no folder, WorldError for a folder that can't be read.
-    """
-    try:
-        with os.scandir(root / system_name(prefix)) as found:
-            return [_entry(prefix, item) for item in found]
-    except NotADirectoryError:
-        raise UsageError(f"the source is a folder, and {str(root)!r} is none") from None
-    except OSError as error:
-        raise WorldError(
-            f"the folder {str(root / prefix)!r} can't be read: {error.strerror or error}"
-        ) from error
 
 
 def arrange(
@@ -267,22 +258,6 @@ def arrange(
     # a folder's path ends in "/", as all keys below it go on, so this is the order of all keys
     arranged.places.sort(key=lambda place: place[0])
     return arranged
-
-
-def _entry(prefix: str, item: os.DirEntry[str]) -> Entry:
-    """Describe what was found; a "folder" is one to go into."""
-    path = prefix + utf8_name(item.name)
-    if item.is_symlink():
-        return Entry(path, "symlink")
-    is_folder = item.is_dir(follow_symlinks=False)
-    if item.name.startswith("."):
-        return Entry(f"{path}/" if is_folder else path, "hidden")
-    if is_folder:
-        return Entry(f"{path}/", "folder")
-    status = item.stat(follow_symlinks=False)
-    if not stat.S_ISREG(status.st_mode):
-        return Entry(path, "special file")
-    return Entry(path, "file", status.st_size, status.st_mtime_ns)
 
 
 def _reason(entry: Entry, classes: Mapping[str, int] | None) -> str | None:
@@ -335,19 +310,3 @@ def _matcher(include: Sequence[str]) -> Callable[[str], bool]:
         )
 
     return included
-
-
-def _contents(folder: Path, file: TreeFile) -> bytes:
-    path = folder / system_name(file.path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise WorldError(
-            f"the file {str(path)!r} can't be read: {error.strerror or error}"
-        ) from error
-    if len(data) != file.size:
-        raise WorldError(
-            f"the file {str(path)!r} had {file.size} bytes when it was planned and has {len(data)} "
-            "now: pack when nothing writes to the source"
-        )
-    return data

@@ -18,7 +18,7 @@ from shardloader.writing.sources.files import FileSource, InputFile, opened, pie
 from shardloader.writing.sources.mapping import Choice, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardloader.writing.sources.base import Sample
 
@@ -42,8 +42,14 @@ class _Lines(NamedTuple):
 class JsonLines(FileSource):
     """Files of JSON objects, one a line."""
 
-    def __init__(self, words: Sequence[str], *, choice: Choice | None = None) -> None:
-        super().__init__(words, SUFFIXES, choice)
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        choice: Choice | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(words, SUFFIXES, choice, storage_options)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -69,9 +75,9 @@ class JsonLines(FileSource):
         file = self._files[what.file]
         pieces: Iterable[bytes | memoryview]
         if what.stop is None:
-            pieces = unpacked_pieces(pieces_of(file.location), name=file.shown)
+            pieces = unpacked_pieces(pieces_of(file), name=file.shown)
         else:
-            pieces = _between(file.location, what.start, what.stop)
+            pieces = _between(file, what.start, what.stop)
         for number, line in enumerate(_lines(pieces), start=what.line):
             item = self._item(file, number, line)
             if item is not None:
@@ -99,10 +105,10 @@ class JsonLines(FileSource):
         return {"__key__": key, **fields}
 
 
-def _between(location: str, start: int, stop: int) -> list[bytes]:
-    """Read all at once: some stores give every reader the same open file."""
+def _between(file: InputFile, start: int, stop: int) -> list[bytes]:
+    """Read all at once."""
     left, pieces = stop - start, []
-    with opened(location) as handle:
+    with opened(file) as handle:
         handle.seek(start)
         while left and (piece := handle.read(left)):
             pieces.append(piece)
@@ -128,9 +134,8 @@ def _lines(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
 def _cut(file: InputFile, at: int) -> Iterator[_Lines]:
     """Yield stretches of whole lines; reads the file ahead of those who will parse it."""
     start, line, place, num_lines = 0, 0, 0, 0
-    with opened(file.location) as handle:
+    with opened(file) as handle:
         while True:
-            handle.seek(place)  # some stores give every reader the same open file
             block = handle.read(_BLOCK_BYTES)
             if not block:
                 break

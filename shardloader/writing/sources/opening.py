@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from shardloader.errors import UsageError
 from shardloader.format.urls import without_secrets
-from shardloader.reading.patterns import local_path
 from shardloader.writing.sources import arrow_files, csv_files, jsonl_files, tar_files
 from shardloader.writing.sources.arrow_files import ArrowRows
 from shardloader.writing.sources.csv_files import CsvRows
@@ -49,14 +48,16 @@ def open_source(
     include: Sequence[str] = ("*",),
     class_map: Mapping[str, int] | None = None,
     prefix_keys: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Source:
     """Open what the words mean, as `kind` or as the kind that their files' names tell.
 
+    `storage_options` are for the file systems of URLs.
     Raises UsageError where that is not clear, or an option is not of that kind.
     """
     if not words or not all(words):
         raise UsageError(f"a source is named, and {''!r} names nothing")
-    kind = kind or ("classes" if class_map is not None else kind_of(words))
+    kind = kind or ("classes" if class_map is not None else kind_of(words, storage_options))
     if kind not in KINDS:
         raise UsageError(f"a source is one of {', '.join(KINDS)}, not {kind!r}")
     for option, is_given, kinds in (
@@ -66,20 +67,24 @@ def open_source(
     ):
         if is_given and kind not in kinds:
             raise UsageError(f"{option} is for {' and '.join(kinds)}, and the source is {kind}")
+    how: dict[str, Any] = {"choice": choice, "storage_options": storage_options}
     if kind in {"folder", "classes"}:
-        return _tree(words, kind, choice, include, class_map)
+        if len(words) != 1:
+            raise UsageError("folders of files are written one at a time: give one, or append=True")
+        classes: Mapping[str, int] | Literal["by name"] | None = None
+        if kind == "classes":
+            classes = "by name" if class_map is None else class_map
+        return FolderTree(words[0], include=include, classes=classes, **how)
     if kind == "tar":
-        return TarShards(words, choice=choice, prefix_keys=prefix_keys)
+        return TarShards(words, prefix_keys=prefix_keys, **how)
     if kind == "jsonl":
-        return JsonLines(words, choice=choice)
-    if kind == "csv":
-        return CsvRows(words, choice=choice)
-    return ArrowRows(words, choice=choice)
+        return JsonLines(words, **how)
+    return CsvRows(words, **how) if kind == "csv" else ArrowRows(words, **how)
 
 
-def kind_of(words: Sequence[str]) -> str:
+def kind_of(words: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> str:
     """Tell the kind of a source from the names of its files."""
-    kinds = {_kind_of_word(word) for word in words}
+    kinds = {_kind_of_word(word, storage_options) for word in words}
     if len(kinds) > 1:
         raise UsageError(
             f"sources of several kinds ({', '.join(sorted(kinds))}) are written one after the "
@@ -88,10 +93,10 @@ def kind_of(words: Sequence[str]) -> str:
     return kinds.pop()
 
 
-def _kind_of_word(word: str) -> str:
+def _kind_of_word(word: str, storage_options: Mapping[str, Any] | None) -> str:
     if not is_remote(word) and Path(word).is_dir():
         return _kind_of_names(word, _names(word))
-    files = find_files([word])
+    files = find_files([word], storage_options)
     return _kind_of_names(word, iter([file.name for file in files]))
 
 
@@ -126,24 +131,3 @@ def _names(folder: str) -> Iterator[str]:
     for _, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from sorted(name for name in files if not name.startswith("."))
-
-
-def _tree(
-    words: Sequence[str],
-    kind: str,
-    choice: Choice | None,
-    include: Sequence[str],
-    class_map: Mapping[str, int] | None,
-) -> FolderTree:
-    if len(words) != 1:
-        raise UsageError("folders of files are written one at a time: give one, or append=True")
-    if is_remote(words[0]):
-        shown = without_secrets(words[0])
-        raise UsageError(
-            f"a folder of files is read from a local disk, not from {shown!r}: fetch it first; "
-            "shards and files of rows are read from stores"
-        )
-    classes: Mapping[str, int] | Literal["by name"] | None = None
-    if kind == "classes":
-        classes = "by name" if class_map is None else class_map
-    return FolderTree(local_path(words[0]), include=include, choice=choice, classes=classes)

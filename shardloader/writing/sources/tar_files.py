@@ -22,10 +22,10 @@ from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.reading.store import map_file
 from shardloader.reading.tars import tar_for_a_look, unpack_for_a_look
 from shardloader.writing.sources.base import PART_BYTES, PART_SAMPLES, Part, Refused
-from shardloader.writing.sources.files import FileSource, InputFile, is_remote, pieces_of
+from shardloader.writing.sources.files import FileSource, InputFile, pieces_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardloader.reading.tars import Tar
     from shardloader.writing.sources.base import Sample
@@ -58,9 +58,14 @@ class TarShards(FileSource):
     """Tar shards that somebody wrote."""
 
     def __init__(
-        self, words: Sequence[str], *, choice: Choice | None = None, prefix_keys: bool = False
+        self,
+        words: Sequence[str],
+        *,
+        choice: Choice | None = None,
+        prefix_keys: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(words, SUFFIXES, choice)
+        super().__init__(words, SUFFIXES, choice, storage_options)
         if self._choice.key is not None:
             raise UsageError("samples in shards have keys: give no key column")
         self._prefix_keys = prefix_keys
@@ -81,7 +86,7 @@ class TarShards(FileSource):
     @property
     def places(self) -> tuple[Path, ...]:
         """The folders among the words, and each shard."""
-        shards = [Path(file.location) for file in self._files if not is_remote(file.location)]
+        shards = [Path(file.location) for file in self._files if file.remote is None]
         return (*super().places, *shards)
 
     def parts(self) -> Iterator[Part]:
@@ -128,7 +133,7 @@ class TarShards(FileSource):
         return {"__key__": prefix + index.key(sample), **found}
 
     def _stretches(self, at: int, file: InputFile) -> Iterator[tuple[_Stretch, int]]:
-        if is_remote(file.location) or _is_packed(file.location):
+        if file.remote is not None or _is_packed(file.location):
             yield _Stretch(at, 0, None), file.size
             return
         try:
@@ -182,6 +187,6 @@ def _problem(data: memoryview, index: SampleIndex, shown: str) -> str:
 
 def _mapped(file: InputFile) -> Tar:
     """Give the tar in a file, which may be compressed or remote."""
-    if is_remote(file.location):
-        return unpack_for_a_look(pieces_of(file.location), file.shown)
+    if file.remote is not None:
+        return unpack_for_a_look(pieces_of(file), file.shown)
     return tar_for_a_look(map_file(file.location), file.shown)

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from shardloader.errors import UsageError, WorldError
 from shardloader.format.index import SampleIndex
 from shardloader.format.samples import split_name
-from shardloader.writing.sources.folder_tree import Entry, FolderTree, TreeSample, arrange
+from shardloader.writing.sources.folder_tree import FolderTree, TreeSample, arrange
 from shardloader.writing.sources.mapping import parse_choice
+from shardloader.writing.sources.trees import Entry
 from shardloader.writing.write import write_shards
 from tests.writing.reading_back import read_dataset
 
@@ -204,7 +205,8 @@ class ChangedMeanwhile(FolderTree):
         yield from list(super().parts())
 
     def read(self, part, *, outline=False):
-        changed = self.folder / "b.txt"
+        (folder,) = self.places
+        changed = folder / "b.txt"
         if self.change == "grown":
             changed.write_bytes(b"longer than before")
         else:

@@ -217,10 +217,10 @@ def test_a_list_of_data_files_that_is_none_is_wrong_use(tmp_path: Path, state: s
 
 
 def test_a_store_of_an_unknown_kind_or_without_its_library_is_told_in_words(monkeypatch) -> None:
-    with pytest.raises(UsageError, match=r"nope://.*no kind of store"):
+    with pytest.raises(UsageError, match=r"nope://.*Protocol not known"):
         open_source(["nope://user:secret@host/x.jsonl"])
 
-    def missing(word: str) -> None:
+    def missing(word: str, **options: object) -> None:
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)

@@ -250,10 +250,6 @@ def test_what_is_not_clear_is_for_the_user_to_say(tmp_path: Path) -> None:
 
 def test_a_store_says_what_it_has_and_what_it_has_not(tmp_path: Path) -> None:
     url = f"memory://{tmp_path}"
-    with fsspec.open(f"{url}/in/x.jpg", "wb") as file:
-        file.write(b"x")
-    with pytest.raises(UsageError, match="fetch it first"):
-        write_shards([f"{url}/in"], tmp_path / "out")
     for name in ("none.jsonl", "none"):
         with pytest.raises(UsageError, match="there is nothing to read"):
             write_shards([f"{url}/{name}"], tmp_path / "out")
