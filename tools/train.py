@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 import shardloader as sl
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 CONTEXT = 192
 BYTES = 257  # the 256 values, and one for what lies behind the end of a file
@@ -223,8 +223,8 @@ class Report:
             file.write(json.dumps({**self._about, **values}) + "\n")
 
 
-def main() -> None:
-    """Run the command line."""
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -239,7 +239,12 @@ def main() -> None:
     parser.add_argument("--storage-options", type=json.loads, help="of the URL, as JSON")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for a lost rank")
     parser.add_argument("--width", type=int, default=96, help="of the model")
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Run the command line."""
+    options = parsed()
     options.out.mkdir(parents=True, exist_ok=True)
     if not train(options):
         sys.exit(STOPPED)
