@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format fuzz oldest nightly show bench clean
+.PHONY: help setup demo test check format fuzz oldest multinode nightly show bench clean
 
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 setup: $(STAMP) ## install into .venv, with the versions of constraints.txt
 
 demo: $(STAMP) ## pack real text, train on 2 ranks, kill one, resume on 3, audit
-	$(BIN)/python tools/demo/run.py
+	$(BIN)/python -m tools.demo.run
 
 test: $(STAMP) ## every test
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal tests shardloader
@@ -40,12 +40,16 @@ fuzz: $(STAMP) ## every fuzz target, some 15 seconds each (FUZZ_SECONDS=600: so 
 oldest: ## unit tests with the oldest numpy, fsspec, zstandard and torchdata admitted
 	tools/oldest.sh
 
-nightly: $(STAMP) ## an hour's fuzzing, thirty times the property tests' examples, 5,000 chains, 50 kills
+multinode: $(STAMP) ## train on hosts of network namespaces, lose some and take them back, audit (root)
+	$(BIN)/python -m tools.multinode
+
+nightly: $(STAMP) ## an hour's fuzzing, thirty times the property tests' examples, 5,000 chains, 50 kills, hosts lost
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -n 2 tests/property
 	$(BIN)/python -m tests.fuzz --seconds $(or $(FUZZ_SECONDS),1000)
 	$(BIN)/python -W ignore -m tests.stress.chains 5000 --jobs 2
 	$(BIN)/python -W ignore -m tests.stress.kills 50
 	$(BIN)/python -W ignore -m tests.stress.writes 1000
+	$(BIN)/python -m tools.multinode
 
 show: $(STAMP) ## the figures of the README: planning, state and resume, measured here
 	$(BIN)/python benchmarks/planning.py
@@ -60,4 +64,4 @@ bench: $(STAMP) ## feed from every loader, side by side (SMALL=1: a quick look)
 	$(BIN)/python -m benchmarks.feeding $(if $(SMALL),--small)
 
 clean: ## remove what these verbs made
-	rm -rf $(VENV) .venv-oldest .demo benchmarks/.work benchmarks/.venv-peers
+	rm -rf $(VENV) .venv-oldest .demo .multinode benchmarks/.work benchmarks/.venv-peers

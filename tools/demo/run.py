@@ -1,6 +1,6 @@
 """The main job, end to end: pack, train, be killed, resume on another topology, audit.
 
-    python tools/demo/run.py [--out .demo]
+    python -m tools.demo.run [--out .demo]
 
 Packs Python sources into shards with the command line; trains on 2 ranks of 2 workers; kills a
 rank with SIGKILL in mid-epoch; resumes from the last checkpoint on 3 ranks of 1 worker and
@@ -23,6 +23,8 @@ from typing import Any, Self
 import psutil
 from tqdm import tqdm
 
+from tools.progress import progress
+
 HERE = Path(__file__).resolve().parent
 EPOCHS = 2
 BATCH_SIZE = 16
@@ -39,7 +41,7 @@ class Job:
         self._log = (out / "torchrun.log").open("ab")
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(ranks), str(HERE / "train.py"), str(shards), str(out)),
+            *("--nproc-per-node", str(ranks), str(HERE.parent / "train.py"), str(shards), str(out)),
             *("--num-workers", str(workers), "--batch-size", str(BATCH_SIZE)),
             *("--epochs", str(EPOCHS)),
         ]
@@ -76,22 +78,10 @@ class Job:
         self._launcher.wait(timeout=120)
 
 
-def newest_place(out: Path, num_samples: int) -> int:
-    """Positions consumed over all epochs, by the log that was written last."""
-    logs = sorted((out / "samples").glob("rank-00000-*.jsonl"), key=lambda log: log.stat().st_mtime)
-    if not logs:
-        return 0
-    lines = logs[-1].read_bytes().rstrip(b"\n").split(b"\n")
-    with contextlib.suppress(ValueError, KeyError):  # an empty file, or half a line
-        last = json.loads(lines[-1])
-        return int(last["epoch"]) * num_samples + int(last["consumed"])
-    return 0
-
-
 def follow(job: Job, out: Path, num_samples: int, bar: tqdm[Any], *, until: int) -> None:
     """Show progress until training has consumed `until` positions, or the job ends."""
     while job.ended is None:
-        place = newest_place(out, num_samples)
+        place = progress(out / "samples", num_samples).place
         bar.n = min(place, EPOCHS * num_samples)
         bar.refresh()
         if place >= until:
