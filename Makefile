@@ -60,8 +60,9 @@ show: $(STAMP) ## the figures of the README: planning, state and resume, measure
 	$(BIN)/python benchmarks/indexing.py
 	$(BIN)/python benchmarks/verifying.py
 
-bench: $(STAMP) ## feed from every loader, side by side (SMALL=1: a quick look)
+bench: $(STAMP) ## feed from every loader, and write with every writer, side by side (SMALL=1: a quick look)
 	$(BIN)/python -m benchmarks.feeding $(if $(SMALL),--small)
+	$(BIN)/python -m benchmarks.writing $(if $(SMALL),--small)
 
 clean: ## remove what these verbs made
 	rm -rf $(VENV) .venv-oldest .demo .multinode benchmarks/.work benchmarks/.venv-peers

@@ -25,9 +25,7 @@ from benchmarks.feeding.work import Opened, Work
 from tools.corpora.corpus import Corpus, corpus_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from benchmarks.feeding.work import Loader
+    from collections.abc import Callable, Sequence
 
 SAMPLES_A_LOOK: Final = 256  # between looks at the clock
 
@@ -68,10 +66,10 @@ def _started() -> float:
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def versions(loader: Loader) -> dict[str, str]:
-    """The versions of what the loader is made of; a package that is missing has none."""
+def versions_of(packages: Sequence[str]) -> dict[str, str]:
+    """The versions of what a loader is made of; a package that is missing has none."""
     found = {}
-    for package in loader.packages:
+    for package in packages:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -102,7 +100,7 @@ def main() -> None:
         "first": lambda: first(opened),
     }
     found = measures[options.what]()
-    print("\n" + json.dumps({**found, "versions": versions(loader)}), flush=True)
+    print("\n" + json.dumps({**found, "versions": versions_of(loader.packages)}), flush=True)
     # libraries with threads of their own may hang when they are torn down; nothing is left to do
     os._exit(0)
 

@@ -1,0 +1,1 @@
+"""How fast is each writer? See `__main__`."""
