@@ -8,9 +8,10 @@ again, as `remote` does for reading. Knows bytes and names, not what they mean.
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from shardloader.errors import StoreError
+from shardloader.errors import StoreError, WorldError
 from shardloader.reading.faults import Trouble, trouble_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _PUTTING: Final[dict[str, dict[str, Any]]] = {
     "S3FileSystem": {"chunksize": 16 << 20, "max_concurrency": 4},
     "AzureBlobFileSystem": {"overwrite": True},
 }
+_LEAST_PART_BYTES: Final = 5 << 20  # of S3: what is shorter comes in one piece
 
 
 def sizes_in(store: Store) -> dict[str, int]:
@@ -115,6 +117,8 @@ def remove(file: RemoteFile) -> None:
 
 def _put(file: RemoteFile, send: Any, size: int) -> None:
     def whole(client: Any) -> int | None:
+        if size >= _LEAST_PART_BYTES:
+            _end_uploads(client, file.url)
         if file.store.scheme in _OBJECTS:
             send(client, file.url)
         else:
@@ -130,12 +134,29 @@ def _put(file: RemoteFile, send: Any, size: int) -> None:
         found = client.info(file.url).get("size")
         return None if found is None else int(found)
 
-    found = file.store.ask(whole, shown=file.name, wanted="take the file")
+    try:
+        found = file.store.ask(whole, shown=file.name, wanted="take the file")
+    except WorldError:
+        with suppress(WorldError):  # the first error says why; a store may end uploads by itself
+            file.store.ask(lambda client: _end_uploads(client, file.url), shown=file.name)
+        raise
     if found is not None and found != size:
         raise StoreError(
             f"{file.name}: {size} bytes were written, and the store has {found}: look whether "
             "something else writes there, and start the same command again"
         )
+
+
+def _end_uploads(client: Any, url: str) -> None:
+    """End what failed or was killed: an upload in parts stays open otherwise, and costs money."""
+    if type(client).__name__ != "S3FileSystem":
+        return
+    bucket, key, _ = client.split_path(url)
+    found = client.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key)
+    for each in found.get("Uploads", ()):
+        if each["Key"] == key:
+            upload = {"Bucket": bucket, "Key": key, "UploadId": each["UploadId"]}
+            client.call_s3("abort_multipart_upload", **upload)
 
 
 def _move(client: Any, source: str, target: str) -> None:

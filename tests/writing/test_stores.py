@@ -20,7 +20,6 @@ import shardloader as sl
 from shardloader.cli import main
 from shardloader.errors import StoreError, UsageError, WorldError
 from shardloader.reading import storing
-from shardloader.reading.remote import Patience
 from shardloader.reading.source import UNFINISHED_NAME
 from shardloader.writing import store_place
 from shardloader.writing.lease import Lease, Rhythm
@@ -220,13 +219,13 @@ def test_killed_at_random_moments_the_same_write_finishes_and_puts_no_shard_twic
 
 
 def test_a_store_that_fails_in_the_middle_is_named_and_the_next_write_finishes(
-    tmp_path, bucket, rows, temporary, monkeypatch
+    tmp_path, bucket, rows, temporary
 ):
     write_shards(source_of(rows), tmp_path / "whole", max_samples=7)
-    monkeypatch.setattr(Patience, "waits", lambda self: iter([0.01]))
     fault = Fault(kind="status", status=403, method="PUT", path="*/shard-000003.tar", times=2)
     with FaultProxy(bucket.server.url, Plan(faults=(fault,))) as proxy:
-        how = {"storage_options": bucket.server.options(proxy.url), "max_samples": 7}
+        options = {**bucket.server.options(proxy.url), "patience": {"attempts": 2, "first_s": 0.01}}
+        how: dict[str, Any] = {"storage_options": options, "max_samples": 7}
         with pytest.raises(StoreError, match=r"shard-000003\.tar.*the store refuses"):
             write_shards(source_of(rows), bucket.url, **how)
         found = bucket.files(hidden=True)
@@ -241,7 +240,6 @@ def test_a_store_that_fails_in_the_middle_is_named_and_the_next_write_finishes(
 def test_what_passes_is_tried_again_and_no_upload_is_left_open(
     tmp_path, bucket, temporary, monkeypatch
 ):
-    monkeypatch.setattr(Patience, "waits", lambda self: iter([0.01] * 4))
     in_parts = {"chunksize": 5 << 20, "max_concurrency": 2}
     monkeypatch.setitem(storing._PUTTING, "S3FileSystem", in_parts)
     sample = {"__key__": "a", "bin": os.urandom(12 << 20)}
@@ -252,7 +250,7 @@ def test_what_passes_is_tried_again_and_no_upload_is_left_open(
         Fault(kind="reset", method="POST", path="*.tar", times=1, after=1),
     )
     with FaultProxy(bucket.server.url, Plan(faults=faults)) as proxy:
-        options = bucket.server.options(proxy.url)
+        options = {**bucket.server.options(proxy.url), "patience": {"first_s": 0.01}}
         with sl.ShardWriter(bucket.url, storage_options=options) as writer:
             writer.write(sample)
         assert any(seen.method == "POST" for seen in proxy.seen)
