@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardloader.dataset.skipping import BAD_KINDS, REFUSED, Watch
+from shardloader.loader.meter import Feed, Meter
+from shardloader.reading.counts import NOTHING, Counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardloader.dataset.skipping import Fault, Skip
     from shardloader.format.manifest import Manifest
+    from shardloader.loader.making import Making
     from shardloader.loader.quarantine import Quarantine
     from shardloader.order.schedule import Schedule
 
@@ -32,7 +35,8 @@ class Stats:
     up at an epoch's end; refused: the transform returned None; bad: skipped, by kind: "decode",
     "field", "transform", "shard". damaged_shards: shards of the dataset that were damaged when
     they were indexed, by kind of damage (words of `shardloader.format.notices.ERROR_KINDS` and
-    "unreadable"): what lies behind the damage is in no count.
+    "unreadable"): what lies behind the damage is in no count. feed: how the loop was fed, a `Feed`;
+    reading: what reading took, `Counts`. Two values are equal where the counts before these are.
     """
 
     batches: int
@@ -42,19 +46,23 @@ class Stats:
     refused: int
     bad: Mapping[str, int]
     damaged_shards: Mapping[str, int]
+    feed: Feed = field(compare=False)
+    reading: Counts = field(compare=False)
 
     @property
     def num_bad(self) -> int:
         """Bad samples of all kinds."""
         return sum(self.bad.values())
 
-    def to_dict(self) -> dict[str, int]:
-        """The same as one mapping of ints, for a log: "bad_decode", "damaged_shards_truncated"."""
+    def to_dict(self) -> dict[str, float]:
+        """The same as one mapping of numbers, for a log: "bad_decode", "wait_p99_s"."""
         plain = ("batches", "slots", "valid", "padded", "refused")
         return {
             **{name: getattr(self, name) for name in plain},
             **{f"bad_{kind}": count for kind, count in self.bad.items()},
             **{f"damaged_shards_{kind}": count for kind, count in self.damaged_shards.items()},
+            **self.feed.to_dict(),
+            **self.reading._asdict(),
         }
 
 
@@ -107,9 +115,16 @@ class Leg:
 
 
 class Account:
-    """Keeps the counts of one loader, and writes bad samples into its quarantine, if it has one."""
+    """Keeps the counts of one loader, and writes bad samples into its quarantine, if it has one.
+
+    meter: where the iterators measure their waits; making: what is being made for the last one.
+    """
 
     def __init__(self, skip: Skip | None, quarantine: Quarantine | None) -> None:
+        self.meter = Meter()
+        self.making: Making | None = None
+        self._reading = NOTHING
+        self._field_bytes = 0
         self._skip = skip
         self._quarantine = quarantine
         self._counts = _Counts()
@@ -127,6 +142,12 @@ class Account:
     def is_waiting(self) -> bool:
         """Whether batches without a fault have to be taken as well, since bad ones came before."""
         return self._watch is not None and self._watch.is_waiting
+
+    def read(self, counts: Counts) -> None:
+        """Count what came with a batch."""
+        self._field_bytes += counts.field_bytes
+        if any(counts[1:]):
+            self._reading = self._reading.plus(counts._replace(field_bytes=0))
 
     def take(self, leg: Leg, faults: Sequence[Fault], *, epoch: int, manifest: Manifest) -> None:
         """Count the faults of the batch that the leg was given last.
@@ -173,4 +194,12 @@ class Account:
             refused=counts.refused,
             bad=MappingProxyType({kind: counts.bad[kind] for kind in BAD_KINDS}),
             damaged_shards=MappingProxyType(dict(damaged)),
+            feed=self.meter.feed(
+                samples=counts.slots, field_bytes=self._field_bytes, num_ready=self._num_ready()
+            ),
+            reading=self._reading._replace(field_bytes=self._field_bytes),
         )
+
+    def _num_ready(self) -> int:
+        given = 0 if self._leg is None else self._leg.given
+        return 0 if self.making is None else max(0, self.making.num_made() - given)

@@ -28,6 +28,7 @@ from shardloader.errors import (
     WorldError,
 )
 from shardloader.format.urls import HIDDEN, without_secrets
+from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.faults import Trouble, trouble_of, underlying
 
 if TYPE_CHECKING:
@@ -118,9 +119,9 @@ class Store:
         """What is before `://`, in small letters."""
         return self._url.partition("://")[0].lower()
 
-    def at(self, name: str) -> RemoteFile:
-        """The file of that name below the folder."""
-        return RemoteFile(store=self, url=self._url_of(name))
+    def at(self, name: str, diary: Diary | None = None) -> RemoteFile:
+        """The file of that name below the folder; diary: where its reader writes what it does."""
+        return RemoteFile(store=self, url=self._url_of(name), diary=diary or Diary())
 
     def _url_of(self, name: str) -> str:
         """A URL of HTTP keeps its query at the end, and a name in it is quoted."""
@@ -142,13 +143,14 @@ class Store:
         )
         return " ".join((_PARTS.sub(r"\g<scheme>://", url, count=1), *places))
 
-    def ask(self, request: Callable[[Any], _T], *, shown: str) -> _T:
+    def ask(self, request: Callable[[Any], _T], *, shown: str, diary: Diary | None = None) -> _T:
         """Give what `request` gives of a client, tried as often as there is patience for.
 
         Raises WorldError for a file that is missing, StoreError where the store does not answer
         or refuses, MissingExtraError and UsageError where no client can be made.
         """
         waits, is_new, attempts = self.patience.waits(), False, 0
+        diary = diary or Diary()
         while True:
             attempts += 1
             answer, failure = self._tried(request)
@@ -157,12 +159,15 @@ class Store:
             if failure.trouble is Trouble.DENIED and not is_new:
                 logger.info("%s: %s; trying with a new client", shown, failure.words)
                 is_new, self._client = True, None
+                diary.count(retries=1)
                 continue
             wait = next(waits, None) if failure.trouble is Trouble.PASSING else None
             if wait is None:
                 raise _error(shown, failure, attempts)
             logger.info("%s: %s; trying again in %g s", shown, failure.words, wait)
-            time.sleep(wait)
+            diary.count(retries=1)
+            with diary.page.within(Stage.RETRYING):
+                time.sleep(wait)
 
     def _tried(self, request: Callable[[Any], _T]) -> tuple[_T | None, _Failure | None]:
         try:
@@ -262,10 +267,14 @@ def _error(shown: str, failure: _Failure, attempts: int) -> WorldError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
-    """A file on a remote store. url: whole, with whatever secrets are in it."""
+    """A file on a remote store.
+
+    url: whole, with whatever secrets are in it; diary: where its reader writes what it does.
+    """
 
     store: Store
     url: str = field(repr=False)
+    diary: Diary = field(default_factory=Diary, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -279,7 +288,8 @@ class RemoteFile:
 
     def status(self) -> FileStatus:
         """Ask for size and version: the etag, else the time of change, else the size alone."""
-        info = self._ask(lambda client: client.info(self.url))
+        with self.diary.page.within(Stage.ASKING):
+            info = self._ask(lambda client: client.info(self.url))
         size = info.get("size")
         told = (info[key] for key in (*_TAGS, *_TIMES, "created") if info.get(key) is not None)
         return FileStatus(
@@ -343,7 +353,9 @@ class RemoteFile:
                     "early, after as many attempts as are made: look whether the file is whole"
                 )
             logger.info("%s: a short body, %d of %d bytes; going on", self.name, at, size)
-            time.sleep(wait)
+            self.diary.count(retries=1)
+            with self.diary.page.within(Stage.RETRYING):
+                time.sleep(wait)
 
     def _ask(self, request: Callable[[Any], _T]) -> _T:
-        return self.store.ask(request, shown=self.name)
+        return self.store.ask(request, shown=self.name, diary=self.diary)
