@@ -19,6 +19,7 @@ from shardloader.loader.device import Ahead, side_of
 from shardloader.loader.making import ByThreads, ByWorkers
 from shardloader.loader.ring import Receiver, Ring
 from shardloader.loader.stream import BatchStream, StreamOptions
+from shardloader.loader.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from shardloader.loader.device import Side
     from shardloader.loader.making import Making
     from shardloader.order.schedule import Schedule
+    from shardloader.reading.traffic import Traffic
 
 MOST_THREADS: Final = 16  # more than that, and the interpreter's lock is what they wait for
 
@@ -66,6 +68,12 @@ class Engine:
         self._recipe: Recipe | None = None
         self._made: tuple[BatchStream, DataLoader[Any]] | None = None
         self._receiver: Receiver | None = None
+        self._tally = Tally(num_workers)
+
+    @property
+    def worker_traffic(self) -> Traffic:
+        """What all workers so far have asked of the dataset's store."""
+        return self._tally.traffic
 
     def batches(self, schedule: Schedule, recipe: Recipe, *, epoch: int) -> Iterator[Any]:
         """This rank's batches of a schedule; recipe: the dataset that it is of."""
@@ -136,6 +144,7 @@ class Engine:
                     in_flight=2 + (self._options.get("prefetch_factor") or 2),
                     collate_fn=self._collate_fn,
                     meta=self._meta,
+                    tally=self._tally,
                 )
             )
             loader: DataLoader[Any] = DataLoader(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shardloader.loader.making import Making
     from shardloader.loader.quarantine import Quarantine
     from shardloader.order.schedule import Schedule
+    from shardloader.reading.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +36,11 @@ class Stats:
     up at an epoch's end; refused: the transform returned None; bad: skipped, by kind: "decode",
     "field", "transform", "shard". damaged_shards: shards of the dataset that were damaged when
     they were indexed, by kind of damage (words of `shardloader.format.notices.ERROR_KINDS` and
-    "unreadable"): what lies behind the damage is in no count. feed: how the loop was fed, a `Feed`;
-    reading: what reading took, `Counts`. Two values are equal where the counts before these are.
+    "unreadable"): what lies behind the damage is in no count.
+    traffic: what this rank's processes have asked of a remote store, for the manifest too, and for
+    batches that were not received: `requests`, further attempts among them, and `received_bytes`.
+    feed: how the loop was fed, a `Feed`; reading: what reading took, `Counts`; these two do not
+    matter to whether two values are equal.
     """
 
     batches: int
@@ -46,6 +50,7 @@ class Stats:
     refused: int
     bad: Mapping[str, int]
     damaged_shards: Mapping[str, int]
+    traffic: Traffic
     feed: Feed = field(compare=False)
     reading: Counts = field(compare=False)
 
@@ -61,6 +66,8 @@ class Stats:
             **{name: getattr(self, name) for name in plain},
             **{f"bad_{kind}": count for kind, count in self.bad.items()},
             **{f"damaged_shards_{kind}": count for kind, count in self.damaged_shards.items()},
+            "store_requests": self.traffic.requests,
+            "store_received_bytes": self.traffic.received_bytes,
             **self.feed.to_dict(),
             **self.reading._asdict(),
         }
@@ -180,8 +187,8 @@ class Account:
         if self._leg is not None:
             self._leg.settle(self._counts)
 
-    def stats(self, manifest: Manifest) -> Stats:
-        """The counts now."""
+    def stats(self, manifest: Manifest, traffic: Traffic) -> Stats:
+        """The counts now; traffic: of all processes of this rank."""
         self._settle()
         counts = self._counts
         num_bad = counts.bad.total()
@@ -198,6 +205,7 @@ class Account:
                 samples=counts.slots, field_bytes=self._field_bytes, num_ready=self._num_ready()
             ),
             reading=self._reading._replace(field_bytes=self._field_bytes),
+            traffic=traffic,
         )
 
     def _num_ready(self) -> int:

@@ -26,6 +26,7 @@ from shardloader.loader.ring import Sender
 from shardloader.order.grid import Grid
 from shardloader.order.schedule import Schedule
 from shardloader.reading.diary import Diary, Stage
+from shardloader.reading.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from shardloader.dataset.recipe import Collate, Recipe
     from shardloader.dataset.shard_dataset import ShardDataset
     from shardloader.loader.ring import Ring
+    from shardloader.loader.tally import Tally
     from shardloader.order.topology import Topology
 
 BLOCKS_A_BATCH: Final = 4  # large pieces that a batch may have before blocks are made for once
@@ -47,7 +49,8 @@ class StreamOptions:
 
     accumulate: steps of an optimiser step; is_grouped: whether batches carry `__group_valid__`;
     decode_threads: threads that decode what is slow to decode, where there are no workers;
-    in_flight: batches of a worker that are made or being read at a time.
+    in_flight: batches of a worker that are made or being read at a time; tally: where workers
+    count what they ask of a store.
     """
 
     recipe: Recipe
@@ -59,6 +62,7 @@ class StreamOptions:
     in_flight: int
     collate_fn: Collate | None
     meta: str
+    tally: Tally
 
 
 class BatchStream(IterableDataset[Any]):
@@ -74,6 +78,7 @@ class BatchStream(IterableDataset[Any]):
         # epoch, consumed, ranks, workers, batch
         self._position = torch.zeros(5, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._reader: SampleReader | None = None
+        self._told = Traffic()  # what this worker has counted so far
 
     def start_at(self, *, epoch: int, consumed: int, grid: Grid) -> None:
         """Let the next iterator begin here."""
@@ -120,12 +125,27 @@ class BatchStream(IterableDataset[Any]):
             is_worth_it=maker.is_slow,
             num_threads=options.decode_threads if info is None else 0,
         )
-        batches = chain.from_iterable(starmap(maker.join, read))
+        batches: Iterator[Any] = chain.from_iterable(starmap(maker.join, read))
         if info is None:
             return map(self._with_counts, batches)
         strategy: str = get_sharing_strategy()  # type: ignore[no-untyped-call]
         pack = _as_it_is if strategy == "file_system" else self._packer(info.id)
-        return self._handed_over(batches, pack)
+        return self._handed_over(self._counted(batches, info.id), pack)
+
+    def _counted(self, batches: Iterator[Any], worker: int) -> Iterator[Any]:
+        """Batches; before each the main process is told what was asked of the store."""
+        try:
+            for batch in batches:
+                self._tell(worker)
+                yield batch
+        finally:
+            self._tell(worker)
+
+    def _tell(self, worker: int) -> None:
+        now = self._options.recipe.catalog.traffic
+        if now != self._told:
+            self._options.tally.add(worker, now - self._told)
+            self._told = now
 
     def _with_counts(self, batch: Any) -> Carrier:
         """The batch, with what reading counted since the last one."""

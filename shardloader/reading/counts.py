@@ -2,7 +2,8 @@
 
 Counted where it happens, by a `Diary`, in whichever process reads. The counts travel with the next
 batch (in its `Carrier`, as bad samples do), so that the main process counts them when it receives
-that batch; there is no other way. A new count is a field here, and one call of `Diary.count`.
+that batch. A new count of what batches took is a field here, and one call of `Diary.count`. What
+was asked of a store, for whatever was received or not, is `traffic` instead.
 """
 
 from __future__ import annotations

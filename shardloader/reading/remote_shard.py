@@ -3,22 +3,25 @@
 The index comes first, and is kept by its digest: one file for whoever has the same index. The tar
 is fetched when the store says the size that the manifest lists, and published when it begins as a
 tar, has that size and, where the manifest has one, that content digest. So an error page that a
-server gives in a shard's place never gets into the cache.
+server gives in a shard's place never gets into the cache. What is not as listed is fetched once
+more, since it may have been damaged on the way, and then it is an error.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import xxhash
 
-from shardloader.errors import ManifestError
+from shardloader.errors import DataError, ManifestError
 from shardloader.format.foreign import check_beginning, packing_of
 from shardloader.format.index import SampleIndex
 from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.format.unpacking import unpacked_name
 from shardloader.reading.diary import Diary, Stage
+from shardloader.reading.remote import ShortBodyError
 from shardloader.reading.source import INDEX_SUFFIX
 from shardloader.reading.tars import Tar
 
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
     from shardloader.format.manifest import Manifest
     from shardloader.reading.cache import Cache
     from shardloader.reading.remote import RemoteFile, Store
+
+_T = TypeVar("_T")
+
+logger = logging.getLogger("shardloader")
 
 _WAY_OUT = "put shards, indexes and manifest of one `shardloader write` or `index` there together"
 
@@ -67,7 +74,7 @@ class RemoteShard:
         """Yield the file; raises ManifestError at the end if it is not the one listed."""
         hasher, length = xxhash.xxh3_128(), 0
         with self.file.diary.page.within(Stage.FETCHING, total=self.file_bytes) as page:
-            for piece in self.file.pieces(size=self.file_bytes):
+            for piece in self._received():
                 hasher.update(piece)
                 length += len(piece)
                 page.at_byte(length)
@@ -80,6 +87,15 @@ class RemoteShard:
                 f"{self.name}: the shard's bytes have the digest {digest}, and the manifest lists "
                 f"{self.content_digest}: it was changed or damaged; {_WAY_OUT}"
             )
+
+    def _received(self) -> Iterator[bytes]:
+        """The store's bytes; ShardError for a page in the shard's place that says it is none."""
+        try:
+            yield from self.file.pieces(size=self.file_bytes)
+        except ShortBodyError as error:
+            if error.first and packing_of(error.first) is None:
+                check_beginning(error.first, shard=self.name)
+            raise
 
     def _differs(self, problem: str) -> ManifestError:
         return ManifestError(
@@ -134,7 +150,7 @@ def map_remote(
     name, diary = manifest.names[shard], diary or Diary()
     index_file = store.at(f"{name}{INDEX_SUFFIX}", diary)
     origin = RemoteIndex(file=index_file, digest=manifest.index_digests[shard])
-    kept = cache.file(origin, make_way=make_way, diary=diary)
+    kept = _twice(lambda: cache.file(origin, make_way=make_way, diary=diary))
     index = SampleIndex.from_buffer(kept, name=index_file.name)
     digests = manifest.content_digests
     remote = RemoteShard(
@@ -142,7 +158,16 @@ def map_remote(
         file_bytes=int(manifest.sizes[shard]),
         content_digest=None if digests is None else digests[shard],
     )
-    data = cache.tar(remote, make_way=make_way, diary=diary)
+    data = _twice(lambda: cache.tar(remote, make_way=make_way, diary=diary))
     is_packed = index.compressed_bytes is not None
     called = unpacked_name(remote.name) if is_packed else remote.name
     return Tar(data, called, index.compressed_bytes, is_cached=True), index
+
+
+def _twice(fetch: Callable[[], _T]) -> _T:
+    """What is fetched, or is fetched once more where it is not what it should be."""
+    try:
+        return fetch()
+    except DataError as error:
+        logger.info("%s: fetching it once more", error)
+    return fetch()

@@ -13,7 +13,8 @@ from shardloader.errors import StoreError
 from shardloader.reading.cache import Cache
 from shardloader.reading.counts import NOTHING, Counts
 from shardloader.reading.diary import UNKNOWN, Diary, Page, Stage
-from shardloader.reading.remote import Patience, Store
+from shardloader.reading.patience import Patience
+from shardloader.reading.remote import Store
 from tests.reading.http_store import HttpStore
 from tests.reading.origins import MB, origin_of
 
