@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from benchmarks import flatness, indexing, memory, planning, resume, verifying
+from benchmarks import flatness, indexing, memory, metering, planning, resume, verifying
 
 
 def test_planning_is_measured_for_every_window():
@@ -61,3 +61,15 @@ def test_the_memory_of_a_worker_is_told_by_window_and_epoch():
     figures = memory.report(memory._options(words))
     assert set(figures) == {"idle", "window 100"}
     assert all(len(peaks) == 2 and min(peaks) > 0 for peaks in figures.values())
+
+
+def test_what_the_counts_cost_a_step_is_told_beside_the_step(monkeypatch, capsys):
+    words = ["--samples", "400", "--batches", "4", "--rounds", "2", "--batch-size", "8"]
+    monkeypatch.setattr("sys.argv", ["metering.py", *words])
+    metering.main()
+    told = capsys.readouterr().out
+    assert re.findall(r"^(bytes|values): [0-9.]+ microseconds", told, re.MULTILINE) == [
+        "bytes",
+        "values",
+    ]
+    assert "of a step of 10 ms" in told

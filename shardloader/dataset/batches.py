@@ -22,6 +22,7 @@ from shardloader.dataset.samples import Columns
 from shardloader.dataset.skipping import Carrier, Filler
 from shardloader.errors import UsageError
 from shardloader.order.substitutes import candidates
+from shardloader.reading.diary import Stage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,7 +91,8 @@ class RowGroup:
     """Rows that are read at once.
 
     index, valid: of the rows, [rows, batch_size]; located: where their samples lie, one after
-    another from `start` on; None where they have to be read one by one.
+    another from `start` on; None where they have to be read one by one. num_bytes: of the fields
+    of each row, where they are located.
     """
 
     rows: list[Row]
@@ -99,6 +101,7 @@ class RowGroup:
     located: Extents | None
     start: int
     batch_size: int
+    num_bytes: Sequence[int] = ()
 
 
 def row_blocks(
@@ -178,8 +181,12 @@ class BatchMaker:
         while first < num_whole:
             stop = min(first + max(1, self._to_locate // batch_size), num_whole)
             near = slice(first, stop)
+            page = self._reader.diary.page
+            page.begin(Stage.LOCATING)
             located = self._reader.locate(read.shard[near].ravel(), read.sample[near].ravel())
-            together = 1 if located is None else self._rows_together(located, batch_size)
+            page.begin(Stage.IDLE)
+            num_bytes = () if located is None else _bytes_of_rows(located, batch_size)
+            together = 1 if located is None else self._rows_together(located, num_bytes, batch_size)
             for start in range(0, stop - first, together):
                 of = slice(first + start, min(first + start + together, stop))
                 group = list(islice(rows, of.stop - of.start))
@@ -187,14 +194,18 @@ class BatchMaker:
                     yield self._alone(group[0])
                     continue
                 index, valid = read.index[of], read.valid[of]
-                yield RowGroup(group, index, valid, located, start * batch_size, batch_size)
+                begin = start * batch_size
+                sizes = num_bytes[start : start + together]
+                yield RowGroup(group, index, valid, located, begin, batch_size, sizes)
             first = stop
         for row in rows:  # a shorter one, under "join"
             yield self._alone(row)
 
     def _alone(self, row: Row) -> RowGroup:
         located = self._reader.locate(row.shard, row.sample)
-        return RowGroup([row], row.index[None], row.valid[None], located, 0, len(row.shard))
+        size = len(row.shard)
+        num_bytes = () if located is None else _bytes_of_rows(located, size)
+        return RowGroup([row], row.index[None], row.valid[None], located, 0, size, num_bytes)
 
     def read(self, group: RowGroup) -> Columns | Exception | None:
         """Read and decode a group by columns; any thread may do it.
@@ -235,7 +246,11 @@ class BatchMaker:
             names.append(name)
             parts.append(_parts(joined, size, len(group.rows)))
         slots = zip(_rows_of(group.index), _rows_of(group.valid), strict=True)
-        for row, of, keys, *values in zip(group.rows, slots, *parts, strict=True):
+        diary = self._reader.diary
+        for row, of, num_bytes, keys, *values in zip(
+            group.rows, slots, group.num_bytes, *parts, strict=True
+        ):
+            diary.read_bytes(num_bytes)
             yield self._joined(row, keys, dict(zip(names, values, strict=True)), of)
 
     def is_slow(self, group: RowGroup) -> bool:
@@ -254,15 +269,13 @@ class BatchMaker:
                 error,
             )
 
-    def _rows_together(self, located: Extents, batch_size: int) -> int:
+    def _rows_together(self, located: Extents, num_bytes: Sequence[int], batch_size: int) -> int:
         """How many small rows are read at once: a few calls more or less weigh there."""
-        sizes = (located.stops - located.starts).sum(axis=0)
-        mean = max(1, int(sizes.mean()))
+        mean = max(1, sum(num_bytes) // (len(num_bytes) * batch_size))
         self._to_locate = min(SAMPLES_TO_LOCATE, BYTES_TO_LOCATE // mean)
         if not self._reads_together or self._reader.is_slow(located.fields):
             return 1
-        largest = int(sizes.reshape(-1, batch_size).sum(axis=1).max())
-        return max(1, BYTES_TOGETHER // max(1, largest))
+        return max(1, BYTES_TOGETHER // max(1, *num_bytes))
 
     def samples(self, block: RowBlock) -> Iterator[Any]:
         """The samples of rows of one, each with its own `__key__`, `__index__` and `__valid__`."""
@@ -285,6 +298,7 @@ class BatchMaker:
         """The batch of a row whose samples were looked at one by one."""
         row = filled.row
         of = torch.from_numpy(row.index.copy()), torch.from_numpy(row.valid.copy())
+        self._reader.diary.page.begin(Stage.COLLATING)
         batch = (self._collate or collate)(filled.samples)
         batch = self._with_entries(row, filled.keys, batch, of)
         return Carrier(batch, filled.faults) if filled.faults else batch
@@ -303,6 +317,7 @@ class BatchMaker:
         samples = self._reader.transformed(row, keys, fields, failed)
         if failed:
             return self._filled(self._filler.fill(row, keys, samples, failed))
+        self._reader.diary.page.begin(Stage.COLLATING)
         return self._with_entries(row, keys, (self._collate or collate)(samples), of)
 
     def _with_entries(
@@ -325,6 +340,13 @@ class BatchMaker:
             "__key__": keys,
         }
         return {**batch, **{name: entries[name] for name in self._meta}}
+
+
+def _bytes_of_rows(located: Extents, batch_size: int) -> list[int]:
+    """The bytes of the fields of each row."""
+    sizes = (located.stops - located.starts).sum(axis=0)
+    of_rows: list[int] = sizes.reshape(-1, batch_size).sum(axis=1).tolist()
+    return of_rows
 
 
 def _parts(values: Any, size: int, num_parts: int) -> Any:

@@ -21,6 +21,7 @@ from shardloader.errors import (
 )
 from shardloader.reading.columns import Spans, column_of, is_quick
 from shardloader.reading.decode import located
+from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.extents import locate
 from shardloader.reading.shard import ShardPool
 from shardloader.reading.store import files_to_keep_open
@@ -52,10 +53,16 @@ class Columns(NamedTuple):
 
 
 class SampleReader:
-    """Reads samples of one dataset in one process; holds a bounded number of open shards."""
+    """Reads samples of one dataset in one process; holds a bounded number of open shards.
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._pool = ShardPool(recipe.catalog, keep_damaged=recipe.options.skip is not None)
+    diary: where the process writes what it does.
+    """
+
+    def __init__(self, recipe: Recipe, diary: Diary | None = None) -> None:
+        self.diary = Diary() if diary is None else diary
+        self._pool = ShardPool(
+            recipe.catalog, keep_damaged=recipe.options.skip is not None, diary=self.diary
+        )
         self._shards_at_once = max(2, files_to_keep_open() // SHARE_OF_A_THREAD)
         options = recipe.options
         self._skip = options.skip
@@ -83,6 +90,7 @@ class SampleReader:
     def load(self, shard: int, sample: int) -> tuple[str, dict[str, Any]]:
         """The key and the decoded sample; raises as `read` does."""
         opened = self._opened(shard)
+        self.diary.page.begin(Stage.DECODING, shard)
         key = opened.key(sample)
         return key, {"__key__": key, **self._decoded(opened, sample, key)}
 
@@ -155,6 +163,7 @@ class SampleReader:
         Raises anything for a sample that is bad: reading one by one tells which.
         """
         shards = extents.shard[start:stop].tolist()
+        self.diary.page.begin(Stage.DECODING, shards[0])
         distinct = set(shards)
         opened = self._pool.together(distinct) if len(distinct) <= self._shards_at_once else None
         if opened is None:
@@ -213,6 +222,8 @@ class SampleReader:
         rows = [_rows(values) for values in columns.values()]
         names = ("__key__", *columns)
         samples: list[Mapping[str, Any]] = []
+        page = self.diary.page
+        page.begin(Stage.TRANSFORMING)
         for values, shard, index, number in zip(
             zip(keys, *rows, strict=True),
             row.shard.tolist(),
@@ -221,6 +232,7 @@ class SampleReader:
             strict=True,
         ):
             sample = dict(zip(names, values, strict=True))
+            page.at_sample(shard, index)
             try:
                 samples.append(self.transform(sample, shard, number=number, index=index))
             except Exception as error:
@@ -259,6 +271,7 @@ class SampleReader:
                 "the shard"
             )
         decoded = {}
+        self.diary.read_bytes(sum(map(len, raw.values())))
         for field, data in raw.items():
             if field.startswith("__"):  # the loader's own names; a foreign tar may hold them
                 continue

@@ -219,7 +219,7 @@ class ShardDataset(IterableDataset[Any]):
         watch = self._watch
         for block in running.row_blocks():
             for carried in maker.samples(block) if one else maker.batches(block):
-                item, faults = carried if type(carried) is Carrier else (carried, ())
+                item, faults, _ = carried if type(carried) is Carrier else Carrier(carried)
                 watch.take(options.batch_size or 1, faults)
                 running.taken += 1
                 yield item

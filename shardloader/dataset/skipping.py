@@ -29,6 +29,8 @@ from shardloader.errors import (
     WorldError,
 )
 from shardloader.order.integers import checked, shown
+from shardloader.reading.counts import NOTHING, Counts
+from shardloader.reading.diary import Stage
 from shardloader.reading.store import is_of_the_file
 
 if TYPE_CHECKING:
@@ -121,7 +123,8 @@ class Carrier(NamedTuple):
     """A batch or a sample on its way to whoever counts, where there is anything to tell of it."""
 
     batch: Any
-    faults: tuple[Fault, ...]
+    faults: tuple[Fault, ...] = ()
+    counts: Counts = NOTHING
 
 
 class RefusedSampleError(SampleError):
@@ -230,6 +233,7 @@ class Filler:
                 raise
             return _Failed(kind, error, self._reader.key(place.shard, place.sample))
         try:
+            self._reader.diary.page.begin(Stage.TRANSFORMING, place.shard, place.in_dataset)
             sample = self._reader.transform(
                 decoded, place.shard, number=place.number, index=place.in_dataset
             )

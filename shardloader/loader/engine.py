@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import DataLoader
 
 from shardloader.dataset.recipe import check_pickles
 from shardloader.distributed.environment import local_ranks
+from shardloader.loader.device import Ahead, side_of
+from shardloader.loader.making import ByThreads, ByWorkers
 from shardloader.loader.ring import Receiver, Ring
 from shardloader.loader.stream import BatchStream, StreamOptions
 from shardloader.loader.tally import Tally
@@ -21,8 +24,12 @@ from shardloader.loader.tally import Tally
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import torch
+
     from shardloader.dataset.recipe import Collate, Recipe
     from shardloader.dataset.shard_dataset import ShardDataset
+    from shardloader.loader.device import Side
+    from shardloader.loader.making import Making
     from shardloader.order.schedule import Schedule
     from shardloader.reading.traffic import Traffic
 
@@ -41,6 +48,8 @@ class Engine:
         decode_threads: int | None,
         collate_fn: Collate | None,
         meta: str,
+        device: torch.device | None,
+        device_prefetch: int,
         options: Mapping[str, Any],
     ) -> None:
         self._source = source
@@ -50,6 +59,12 @@ class Engine:
         self._collate_fn = collate_fn
         self._meta = meta
         self._options = options
+        self._device = device
+        self._device_prefetch = device_prefetch
+        self._find_side = side_of  # what a device is, when it is first needed
+        self._side: Side | None = None
+        self._has_looked = False
+        self.making: Making | None = None
         self._recipe: Recipe | None = None
         self._made: tuple[BatchStream, DataLoader[Any]] | None = None
         self._receiver: Receiver | None = None
@@ -68,22 +83,39 @@ class Engine:
             self._recipe = recipe
         stream, loader = self._make(recipe, dealing.batch_size, dealing.accumulate)
         stream.start_at(epoch=epoch, consumed=dealing.consumed, grid=schedule.order.grid)
-        if self._num_workers == 0 and not self._options.get("pin_memory"):
-            return iter(stream)
-        if self._num_workers == 0:
-            return iter(loader)
-        receiver = self._receiver
-        if receiver is None:
-            # Blocks belong to the workers that make them: new workers, a new ring.
-            stream.ring = Ring.of(self._num_workers)
-            receiver = Receiver(stream.ring)
+        side = self._side
         try:
-            batches = iter(loader)
+            with nullcontext() if side is None else side.current():
+                batches = self._on_host(stream, loader)
         except RuntimeError:  # a worker that should have persisted died meanwhile
             if self._receiver is None:
                 raise
             self.forget_workers()
             return self.batches(schedule, recipe, epoch=epoch)
+        return batches if side is None else self._on_device(batches, side)
+
+    def _on_device(self, batches: Iterator[Any], side: Side) -> Iterator[Any]:
+        making = self.making
+        if making is None:
+            raise AssertionError
+        if self._num_workers == 0:  # each batch ahead is read while the loop waits: one will do
+            return Ahead(batches, side, depth=1, may_take=lambda _: True)
+        return Ahead(batches, side, depth=self._device_prefetch, may_take=making.is_made)
+
+    def _on_host(self, stream: BatchStream, loader: DataLoader[Any]) -> Iterator[Any]:
+        if self._num_workers == 0:
+            self.making = ByThreads(stream.diary)
+            return iter(loader if loader.pin_memory else stream)
+        if stream.pages is None:
+            stream.pages = ByWorkers.memory(self._num_workers)
+        stream.pages.zero_()
+        self.making = ByWorkers(stream.pages)
+        receiver = self._receiver
+        if receiver is None:
+            # Blocks belong to the workers that make them: new workers, a new ring.
+            stream.ring = Ring.of(self._num_workers)
+            receiver = Receiver(stream.ring)
+        batches = iter(loader)
         if loader.persistent_workers:
             self._receiver = receiver
         return _holding(receiver, batches)
@@ -97,6 +129,8 @@ class Engine:
     ) -> tuple[BatchStream, DataLoader[Any]]:
         if self._made is None:
             self._check_pickles()
+            if not self._has_looked:
+                self._side, self._has_looked = self._find_side(self._device), True
             stream = BatchStream(
                 StreamOptions(
                     recipe=recipe,
@@ -118,10 +152,16 @@ class Engine:
                 batch_size=None,
                 num_workers=self._num_workers,
                 collate_fn=_as_it_is,
-                **self._options,
+                **{**self._options, "pin_memory": self._pins_in_a_thread()},
             )
             self._made = stream, loader
         return self._made
+
+    def _pins_in_a_thread(self) -> bool:
+        """Whether DataLoader pins: in a thread of its own where there are workers."""
+        if self._side is not None:
+            return self._num_workers > 0
+        return bool(self._options.get("pin_memory"))
 
     def _check_pickles(self) -> None:
         if self._num_workers == 0:

@@ -8,25 +8,34 @@ hands it over, and the epoch as finished with the last one, whether or not anybo
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from shardloader.dataset.skipping import Carrier
 from shardloader.errors import StaleIteratorError, WorldError
+from shardloader.loader.stall import Vigil, told
 
 if TYPE_CHECKING:
     from shardloader.dataset.batches import Row
-    from shardloader.dataset.skipping import Fault
     from shardloader.loader.engine import Engine
+    from shardloader.loader.making import Making
+    from shardloader.loader.meter import Meter
     from shardloader.loader.progress import Progress
     from shardloader.loader.stats import Account, Leg
     from shardloader.order.schedule import Schedule
+    from shardloader.reading.catalog import Catalog
 
 
 class LoaderIterator(Iterator[Any]):
-    """This rank's batches from the loader's position to the end of the epoch."""
+    """This rank's batches from the loader's position to the end of the epoch.
 
-    def __init__(self, progress: Progress, engine: Engine, account: Account) -> None:
+    stall_s: seconds after which a step says what it waits for, None for never.
+    """
+
+    def __init__(
+        self, progress: Progress, engine: Engine, account: Account, *, stall_s: float | None
+    ) -> None:
         self._process = os.getpid()
         self._progress = progress
         self._engine = engine
@@ -37,6 +46,11 @@ class LoaderIterator(Iterator[Any]):
         self._batches: Iterator[Any] | None = None
         self._rows: Iterator[Row] | None = None
         self._leg: Leg | None = None
+        self._meter: Meter = account.meter
+        self._came: float | None = None  # when the last batch did
+        self._stall_s = stall_s
+        self._wait = _Wait()
+        self._vigil: Vigil | None = None
         self._given = 0
         self._num_batches = 0
         self._num_steps = 0
@@ -51,8 +65,11 @@ class LoaderIterator(Iterator[Any]):
         if self._ended:
             self._check_not_moved()
             raise StopIteration
+        asked = self._meter.now()
+        if self._vigil is not None:
+            self._vigil.asked = asked
         if self._given == 0 and not self._failed:
-            self._start()
+            self._start(asked)
         self._check_current()
         schedule = self._schedule
         if schedule is None or self._given == self._num_batches:
@@ -66,10 +83,15 @@ class LoaderIterator(Iterator[Any]):
             self._let_go()
             self._ended = True
         self._progress.receive(schedule.dealing.consumed_after(self._given), is_last=is_last)
+        self._came = self._meter.received(asked, self._came)
+        if self._vigil is not None:
+            self._vigil.came(self._given - 1)
         return batch
 
-    def _start(self) -> None:
+    def _start(self, asked: float) -> None:
         progress = self._progress
+        if progress.topology.world_size > 1:  # else workers start before this process has a thread
+            self._watch(asked)
         self._schedule = progress.begin(self._token)
         if self._schedule is None:
             return
@@ -81,6 +103,15 @@ class LoaderIterator(Iterator[Any]):
             self._batches = self._engine.batches(
                 self._schedule, progress.recipe, epoch=progress.position.epoch
             )
+            self._account.making = self._wait.making = self._engine.making
+            self._wait.catalog = progress.recipe.catalog
+            self._watch(asked)
+
+    def _watch(self, asked: float) -> None:
+        if self._vigil is None and self._stall_s is not None:
+            self._vigil = Vigil(self._stall_s, self._wait.told, self._meter.now)
+            weakref.finalize(self, self._vigil.end).atexit = False
+            self._vigil.asked = asked
 
     def _check_not_moved(self) -> None:
         """An iterator that is at its end says so, unless a position was loaded since."""
@@ -128,10 +159,10 @@ class LoaderIterator(Iterator[Any]):
             # descriptor: start new ones next time.
             self._engine.forget_workers()
             raise
-        faults: tuple[Fault, ...] = ()
-        if type(batch) is Carrier:
-            batch, faults = batch
+        batch, faults, counts = batch if type(batch) is Carrier else Carrier(batch)
         leg.given += 1
+        self._wait.number = leg.given
+        self._account.read(counts)
         if faults or self._account.is_waiting:
             progress = self._progress
             self._account.take(
@@ -158,3 +189,23 @@ class LoaderIterator(Iterator[Any]):
         """Let workers that are not persistent end."""
         self._batches = None
         self._rows = None
+        if self._vigil is not None:
+            self._vigil.asked = None
+            self._vigil.end()
+
+
+class _Wait:
+    """What an iterator waits for. number: of the batch, in this pass; making: None before one."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.making: Making | None = None
+        self.catalog: Catalog | None = None
+
+    def told(self) -> str:
+        """The same in words."""
+        if self.making is None or self.catalog is None:
+            return "for the other ranks, to compare what they are about to read"
+        found = [told(who, doing, self.catalog) for who, doing in self.making.doing(self.number)]
+        makers = "; ".join(found) or "no thread says what it does"
+        return f"for batch {self.number} of this pass: {makers}"

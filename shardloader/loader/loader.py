@@ -16,11 +16,13 @@ from shardloader.dataset.recipe import checked_meta
 from shardloader.dataset.shard_dataset import ShardDataset
 from shardloader.distributed.rendezvous import MEETING_TIMEOUT_S
 from shardloader.errors import UsageError
+from shardloader.loader.device import DEPTH, checked_device
 from shardloader.loader.engine import Engine
 from shardloader.loader.iterator import LoaderIterator
 from shardloader.loader.log import SampleLog, launch_number
 from shardloader.loader.progress import Progress
 from shardloader.loader.quarantine import Quarantine
+from shardloader.loader.stall import STALL_S, checked_stall
 from shardloader.loader.stats import Account
 from shardloader.loader.stream import LoaderDataset
 from shardloader.order.batching import Batching
@@ -30,6 +32,8 @@ from shardloader.order.integers import checked
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
+
+    import torch
 
     from shardloader.dataset.recipe import Collate
     from shardloader.loader.stats import Stats
@@ -72,6 +76,10 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
     ahead where num_workers is 0; by default one a core that this rank may use, none for 0.
     quarantine: a folder in which each rank lists its bad samples, one JSON object a line; with
     on_error="skip".
+    device: where batches are given, "cuda" for the device that is current at the first iter,
+    "cuda:1", or "cpu" for the host; they are copied there ahead, from pinned memory, on a stream of
+    their own. device_prefetch: batches that lie there besides the one that the loop has. stall_s:
+    seconds that a step may wait before the log says what for, None for never.
     pin_memory, timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor and
     persistent_workers are those of DataLoader. Raises UsageError for sampler, batch_sampler,
     shuffle, drop_last and in_order=False, naming what to use instead; at the first iter, len or
@@ -103,6 +111,9 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         agreement_timeout: float = MEETING_TIMEOUT_S,
         decode_threads: int | None = None,
         quarantine: str | os.PathLike[str] | None = None,
+        device: str | torch.device | None = None,
+        device_prefetch: int = DEPTH,
+        stall_s: float | None = STALL_S,
         **options: Any,
     ) -> None:
         source = _checked_source(dataset)
@@ -111,6 +122,9 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         if decode_threads is not None:
             decode_threads = checked("decode_threads", decode_threads, least=0, below=2**10)
         passed_on = _checked_options(options)
+        named = checked_device(device)
+        _check_pins(named, passed_on)
+        device_prefetch = checked("device_prefetch", device_prefetch, least=1, below=2**10)
         _check_quarantine(source, quarantine)
         _check_reseeds(source, num_workers)
         with warnings.catch_warnings():
@@ -140,8 +154,11 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
             decode_threads=decode_threads,
             collate_fn=collate_fn,
             meta=self.meta,
+            device=named,
+            device_prefetch=device_prefetch,
             options=passed_on,
         )
+        self._stall_s = checked_stall(stall_s)
         # DataLoader guards its attributes against change; trainers look for this one.
         object.__setattr__(self, "sampler", EpochSetter(self._progress))
         # What was given, for trainers that build a loader anew from its attributes; what holds is
@@ -151,6 +168,9 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
             accumulate=accumulate,
             global_batch=global_batch,
             quarantine=quarantine,
+            device=device,
+            device_prefetch=device_prefetch,
+            stall_s=stall_s,
         )
 
     @property
@@ -204,7 +224,7 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
 
     def __iter__(self) -> Any:
         """An iterator over what is left of the epoch; it starts when its first batch is asked."""
-        return LoaderIterator(self._progress, self._engine, self._account)
+        return LoaderIterator(self._progress, self._engine, self._account, stall_s=self._stall_s)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, in plain JSON types: the same on every rank, for any topology.
@@ -237,7 +257,7 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         self._progress.skip(steps)
 
     def stats(self) -> Stats:
-        """Counts of what this rank's loop received, since the loader was made; see `Stats`."""
+        """What this rank's loop received, and how it waited, since the loader was made: `Stats`."""
         manifest = self._progress.manifest
         traffic = self._progress.recipe.catalog.traffic + self._engine.worker_traffic
         return self._account.stats(manifest, traffic)
@@ -282,6 +302,22 @@ def _checked_source(dataset: Any) -> ShardDataset:
     return source
 
 
+def _check_pins(device: torch.device | None, options: Mapping[str, Any]) -> None:
+    """Raise UsageError for options of DataLoader that contradict device=."""
+    if device is None or device.type == "cpu":
+        return
+    if options.get("pin_memory", True) is not True:
+        raise UsageError(
+            f"device='{device}' copies from pinned memory, and pin_memory="
+            f"{options['pin_memory']!r} was given: leave pin_memory= out, or leave out device= and "
+            "move the batches yourself"
+        )
+    if options.get("pin_memory_device"):
+        raise UsageError(
+            f"device='{device}' says for which device memory is pinned: leave out pin_memory_device"
+        )
+
+
 def _check_reseeds(source: ShardDataset, num_workers: int) -> None:
     """Raise UsageError if reseed=True would seed the training loop's own generators."""
     if source.options.reseed and num_workers == 0:
@@ -316,7 +352,7 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(
                 f"ShardLoader has no option {name}=: its own are dataset, batch_size, "
                 "num_workers, collate_fn, meta, accumulate, global_batch, agreement_timeout, "
-                "decode_threads and quarantine, "
+                "decode_threads, quarantine, device, device_prefetch and stall_s, "
                 f"and of DataLoader's {', '.join(PASSED_ON)}"
             )
     return passed_on

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardloader.dataset.skipping import BAD_KINDS, REFUSED, Watch
+from shardloader.loader.meter import Feed, Meter
+from shardloader.reading.counts import NOTHING, Counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardloader.dataset.skipping import Fault, Skip
     from shardloader.format.manifest import Manifest
+    from shardloader.loader.making import Making
     from shardloader.loader.quarantine import Quarantine
     from shardloader.order.schedule import Schedule
     from shardloader.reading.traffic import Traffic
@@ -36,6 +39,8 @@ class Stats:
     "unreadable"): what lies behind the damage is in no count.
     traffic: what this rank's processes have asked of a remote store, for the manifest too, and for
     batches that were not received: `requests`, further attempts among them, and `received_bytes`.
+    feed: how the loop was fed, a `Feed`; reading: what reading took, `Counts`; these two do not
+    matter to whether two values are equal.
     """
 
     batches: int
@@ -46,14 +51,16 @@ class Stats:
     bad: Mapping[str, int]
     damaged_shards: Mapping[str, int]
     traffic: Traffic
+    feed: Feed = field(compare=False)
+    reading: Counts = field(compare=False)
 
     @property
     def num_bad(self) -> int:
         """Bad samples of all kinds."""
         return sum(self.bad.values())
 
-    def to_dict(self) -> dict[str, int]:
-        """The same as one mapping of ints, for a log: "bad_decode", "damaged_shards_truncated"."""
+    def to_dict(self) -> dict[str, float]:
+        """The same as one mapping of numbers, for a log: "bad_decode", "wait_p99_s"."""
         plain = ("batches", "slots", "valid", "padded", "refused")
         return {
             **{name: getattr(self, name) for name in plain},
@@ -61,6 +68,8 @@ class Stats:
             **{f"damaged_shards_{kind}": count for kind, count in self.damaged_shards.items()},
             "store_requests": self.traffic.requests,
             "store_received_bytes": self.traffic.received_bytes,
+            **self.feed.to_dict(),
+            **self.reading._asdict(),
         }
 
 
@@ -113,9 +122,16 @@ class Leg:
 
 
 class Account:
-    """Keeps the counts of one loader, and writes bad samples into its quarantine, if it has one."""
+    """Keeps the counts of one loader, and writes bad samples into its quarantine, if it has one.
+
+    meter: where the iterators measure their waits; making: what is being made for the last one.
+    """
 
     def __init__(self, skip: Skip | None, quarantine: Quarantine | None) -> None:
+        self.meter = Meter()
+        self.making: Making | None = None
+        self._reading = NOTHING
+        self._field_bytes = 0
         self._skip = skip
         self._quarantine = quarantine
         self._counts = _Counts()
@@ -133,6 +149,12 @@ class Account:
     def is_waiting(self) -> bool:
         """Whether batches without a fault have to be taken as well, since bad ones came before."""
         return self._watch is not None and self._watch.is_waiting
+
+    def read(self, counts: Counts) -> None:
+        """Count what came with a batch."""
+        self._field_bytes += counts.field_bytes
+        if any(counts[1:]):
+            self._reading = self._reading.plus(counts._replace(field_bytes=0))
 
     def take(self, leg: Leg, faults: Sequence[Fault], *, epoch: int, manifest: Manifest) -> None:
         """Count the faults of the batch that the leg was given last.
@@ -179,5 +201,13 @@ class Account:
             refused=counts.refused,
             bad=MappingProxyType({kind: counts.bad[kind] for kind in BAD_KINDS}),
             damaged_shards=MappingProxyType(dict(damaged)),
+            feed=self.meter.feed(
+                samples=counts.slots, field_bytes=self._field_bytes, num_ready=self._num_ready()
+            ),
+            reading=self._reading._replace(field_bytes=self._field_bytes),
             traffic=traffic,
         )
+
+    def _num_ready(self) -> int:
+        given = 0 if self._leg is None else self._leg.given
+        return 0 if self.making is None else max(0, self.making.num_made() - given)

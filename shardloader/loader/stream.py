@@ -25,11 +25,15 @@ from shardloader.loader.read_ahead import read_ahead
 from shardloader.loader.ring import Sender
 from shardloader.order.grid import Grid
 from shardloader.order.schedule import Schedule
+from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.traffic import Traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from torch import Tensor
+
+    from shardloader.dataset.batches import RowGroup
     from shardloader.dataset.recipe import Collate, Recipe
     from shardloader.dataset.shard_dataset import ShardDataset
     from shardloader.loader.ring import Ring
@@ -68,6 +72,8 @@ class BatchStream(IterableDataset[Any]):
         super().__init__()
         self._options = options
         self.ring: Ring | None = None  # what batches cross in, where there are workers
+        self.pages: Tensor | None = None  # where they write what they do
+        self.diary = Diary()  # of this process, where there are none
         self._sender: Sender | None = None
         # epoch, consumed, ranks, workers, batch
         self._position = torch.zeros(5, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -94,9 +100,12 @@ class BatchStream(IterableDataset[Any]):
 
     def _batches(self, schedule: Schedule) -> Iterator[Any]:
         options = self._options
-        if self._reader is None:
-            self._reader = SampleReader(options.recipe)
         info = get_worker_info()
+        if self._reader is None:
+            if info is not None and self.pages is not None:
+                self.diary = Diary(self.pages[info.id].numpy())
+            self._reader = SampleReader(options.recipe, self.diary)
+        self.diary.start_pass()
         maker = BatchMaker(
             self._reader,
             schedule=schedule,
@@ -112,16 +121,16 @@ class BatchStream(IterableDataset[Any]):
         groups = chain.from_iterable(map(maker.groups, blocks))
         read = read_ahead(
             groups,
-            maker.read,
+            maker.read if info is not None else self._noted(maker.read),
             is_worth_it=maker.is_slow,
             num_threads=options.decode_threads if info is None else 0,
         )
         batches: Iterator[Any] = chain.from_iterable(starmap(maker.join, read))
-        strategy: str = get_sharing_strategy()  # type: ignore[no-untyped-call]
         if info is None:
-            return batches
-        batches = self._counted(batches, info.id)
-        return batches if strategy == "file_system" else self._packed(batches, info.id)
+            return map(self._with_counts, batches)
+        strategy: str = get_sharing_strategy()  # type: ignore[no-untyped-call]
+        pack = _as_it_is if strategy == "file_system" else self._packer(info.id)
+        return self._handed_over(self._counted(batches, info.id), pack)
 
     def _counted(self, batches: Iterator[Any], worker: int) -> Iterator[Any]:
         """Batches; before each the main process is told what was asked of the store."""
@@ -138,20 +147,50 @@ class BatchStream(IterableDataset[Any]):
             self._options.tally.add(worker, now - self._told)
             self._told = now
 
-    def _packed(self, batches: Iterator[Any], worker: int) -> Iterator[Any]:
+    def _with_counts(self, batch: Any) -> Carrier:
+        """The batch, with what reading counted since the last one."""
+        counts = self.diary.taken()
+        if type(batch) is Carrier:
+            return batch._replace(counts=counts)
+        return Carrier(batch, (), counts)
+
+    def _noted(self, read: Callable[[RowGroup], Any]) -> Callable[[RowGroup], Any]:
+        """The same, with a note of how many batches were read."""
+
+        def noted(group: RowGroup) -> Any:
+            result = read(group)
+            page = self.diary.page
+            page.begin(Stage.IDLE)
+            page.made(len(group.rows))
+            return result
+
+        return noted
+
+    def _handed_over(self, batches: Iterator[Any], pack: Callable[[Any], Any]) -> Iterator[Carrier]:
         """What crosses to the main process, and is a batch there."""
-        if self.ring is None:
+        page = self.diary.page
+        for batch in batches:
+            carrier = self._with_counts(batch)
+            packed = carrier._replace(batch=pack(carrier.batch))
+            page.begin(Stage.IDLE)
+            page.made()
+            yield packed
+
+    def _packer(self, worker: int) -> Callable[[Any], Parcel]:
+        ring = self.ring
+        if ring is None:
             raise AssertionError
         if self._sender is None:
-            self._sender = Sender(self.ring, worker, most=BLOCKS_A_BATCH * self._options.in_flight)
-        for batch in batches:
-            if type(batch) is Carrier:
-                yield batch._replace(batch=_parcel(batch.batch, self._sender, self.ring.token))
-            else:
-                yield _parcel(batch, self._sender, self.ring.token)
+            self._sender = Sender(ring, worker, most=BLOCKS_A_BATCH * self._options.in_flight)
+        sender = self._sender
+        return lambda batch: _parcel(batch, sender, ring.token)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None, "_sender": None}
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _parcel(batch: Any, sender: Sender, token: str) -> Parcel:

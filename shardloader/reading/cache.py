@@ -17,7 +17,7 @@ import logging
 import os
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shardloader.errors import CacheError, DataError, UsageError, WorldError
 from shardloader.format.unpacking import MAX_EXPANSION, MAX_WINDOW_BYTES, Limits, tar_pieces
 from shardloader.reading.cache_folder import CacheFolder, Part, failure
+from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.sizes import parse_bytes
 
 if TYPE_CHECKING:
@@ -105,45 +106,57 @@ class Cache:
         *,
         make_way: Callable[[], None] | None = None,
         patience_s: float = PATIENCE_S,
+        diary: Diary | None = None,
     ) -> memoryview:
         """Map the tar of a shard, which is fetched and unpacked if it is not there yet.
 
         The file stays in use, and is not removed, until the last view of the map is gone. make_way
-        is called where all room is in use, to let go of maps that can be had again.
+        is called where all room is in use, to let go of maps that can be had again. diary: where
+        the caller writes what it does.
 
         Raises ShardError for a shard that is damaged or none, WorldError where the store fails or
         the origin keeps changing, CacheError where the cache's disk fails, or it is too small for
         what is in use at once.
         """
-        return self._kept(origin, make_way, patience_s, unpack=True)
+        use = _Use(make_way, patience_s, diary or Diary())
+        found, is_new = self._kept(origin, use, unpack=True)
+        use.diary.count(cache_hits=int(not is_new), cache_misses=int(is_new))
+        return found
 
-    def file(self, origin: Origin, *, make_way: Callable[[], None] | None = None) -> memoryview:
+    def file(
+        self,
+        origin: Origin,
+        *,
+        make_way: Callable[[], None] | None = None,
+        diary: Diary | None = None,
+    ) -> memoryview:
         """Map a file that is no tar, as `tar` does: its bytes are kept as they come."""
-        return self._kept(origin, make_way, PATIENCE_S, unpack=False)
+        return self._kept(origin, _Use(make_way, PATIENCE_S, diary or Diary()), unpack=False)[0]
 
     def _kept(
         self,
         origin: Origin,
-        make_way: Callable[[], None] | None,
-        patience_s: float,
+        use: _Use,
         *,
         unpack: bool,
-    ) -> memoryview:
+    ) -> tuple[memoryview, bool]:
+        """The map, and whether this process has written the file."""
         folder = CacheFolder(Path(self.folder))
         for _ in range(_VERSIONS_TRIED):
             version = origin.version()
             name = name_of(origin.identity, version)
             found = folder.open_cached(name)
             if found is not None:
-                return found
+                return found, False
             folder.make()
-            with folder.lock(f"{name}.lock"):
+            with _locked(folder, f"{name}.lock", use.diary, Stage.LOCK):
                 found = folder.open_cached(name)
-                if found is None:
-                    filling = _Filling(self, folder, origin, version, name, unpack=unpack)
-                    found = filling.run(make_way, patience_s)
+                if found is not None:
+                    return found, False
+                filling = _Filling(self, folder, origin, version, name, unpack=unpack)
+                found = filling.run(use)
             if found is not None:
-                return found
+                return found, True
             logger.info("%s: it changed while it was read; reading it again", origin.name)
         raise WorldError(
             f"{origin.name}: the shard changed each of {_VERSIONS_TRIED} times while it was read: "
@@ -202,6 +215,27 @@ def name_of(identity: str, version: str) -> str:
     return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Who asks for a file; see `Cache.tar`."""
+
+    make_way: Callable[[], None] | None
+    patience_s: float
+    diary: Diary
+
+
+@contextmanager
+def _locked(folder: CacheFolder, name: str, diary: Diary, stage: Stage) -> Iterator[None]:
+    """Hold a lock of the folder; the diary says that it is waited for, until it is there."""
+    lock = folder.lock(name)
+    with diary.page.within(stage):
+        lock.__enter__()
+    try:
+        yield
+    finally:
+        lock.__exit__(None, None, None)
+
+
 class _Filling:
     """The writing of one tar, by whoever holds its lock."""
 
@@ -223,21 +257,23 @@ class _Filling:
         self._unpack = unpack
         self._max_bytes = int(cache.max_bytes)
         self._patience_s = 0.0
+        self._diary = Diary()
         self._is_last_try = False
 
-    def run(self, make_way: Callable[[], None] | None, patience_s: float) -> memoryview | None:
+    def run(self, use: _Use) -> memoryview | None:
         """Write and publish; None if the origin changed meanwhile.
 
         Two writers that each hold half of the room would wait for one another: so nobody waits
         with a part in hand but the one who has the lock for it.
         """
+        self._diary = use.diary
         with suppress(_NoRoomError):
             return self._write()
-        if make_way is not None:
-            make_way()
+        if use.make_way is not None:
+            use.make_way()
         logger.info("%s: the cache is full; waiting for room", self._cache.folder)
-        with self._folder.lock("alone.lock"):
-            self._patience_s, self._is_last_try = patience_s, True
+        with _locked(self._folder, "alone.lock", use.diary, Stage.ROOM):
+            self._patience_s, self._is_last_try = use.patience_s, True
             try:
                 return self._write()
             except _NoRoomError:
@@ -248,8 +284,10 @@ class _Filling:
         logger.info("%s: writing %s to the cache %s", self._origin.name, what, self._cache.folder)
         part = Part(self._folder, self._name)
         try:
-            for piece in self._pieces():
-                self._append(part, memoryview(piece))
+            with self._diary.page.within(Stage.UNPACKING) as page:
+                for piece in self._pieces():
+                    self._append(part, memoryview(piece))
+                    page.at_byte(part.length)
             if self._origin.version() != self._version:
                 return None
             return self._published(part)
@@ -302,15 +340,16 @@ class _Filling:
             )
         wanted = max(least, min(_GROWTH_BYTES, self._max_bytes // 16))
         deadline = time.monotonic() + self._patience_s
-        while True:
-            with self._folder.lock("space.lock"):
-                room = self._room(wanted)
-                if room >= least:
-                    self._grow(part, min(room, wanted))
-                    return
-            if time.monotonic() >= deadline:
-                raise _NoRoomError
-            time.sleep(_POLL_S)
+        with self._diary.page.within(Stage.ROOM, total=least):
+            while True:
+                with self._folder.lock("space.lock"):
+                    room = self._room(wanted)
+                    if room >= least:
+                        self._grow(part, min(room, wanted))
+                        return
+                if time.monotonic() >= deadline:
+                    raise _NoRoomError
+                time.sleep(_POLL_S)
 
     def _grow(self, part: Part, num_bytes: int) -> None:
         try:

@@ -31,6 +31,7 @@ from shardloader.errors import (
 )
 from shardloader.format.urls import HIDDEN, without_secrets
 from shardloader.reading.clients import EXTRAS, HTTP, new_client
+from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.faults import Trouble, retry_after_of, trouble_of, underlying
 from shardloader.reading.patience import OPTION, Attempts, Patience, one_request
 from shardloader.reading.traffic import Meter
@@ -138,9 +139,9 @@ class Store:
         """What is before `://`, in small letters."""
         return self._url.partition("://")[0].lower()
 
-    def at(self, name: str) -> RemoteFile:
-        """The file of that name below the folder."""
-        return RemoteFile(store=self, url=self._url_of(name))
+    def at(self, name: str, diary: Diary | None = None) -> RemoteFile:
+        """The file of that name below the folder; diary: where its reader writes what it does."""
+        return RemoteFile(store=self, url=self._url_of(name), diary=diary or Diary())
 
     def _url_of(self, name: str) -> str:
         """A URL of HTTP keeps its query at the end, and a name in it is quoted."""
@@ -163,7 +164,12 @@ class Store:
         return " ".join((_PARTS.sub(r"\g<scheme>://", url, count=1), *places))
 
     def ask(
-        self, request: Callable[[Any], _T], *, shown: str, wanted: Wanted = "give the file"
+        self,
+        request: Callable[[Any], _T],
+        *,
+        shown: str,
+        wanted: Wanted = "give the file",
+        diary: Diary | None = None,
     ) -> _T:
         """Give what `request` gives of a client, tried as often as there is patience for.
 
@@ -171,6 +177,7 @@ class Store:
         or refuses, MissingExtraError and UsageError where no client can be made.
         """
         attempts, is_new = Attempts(self.patience), False
+        diary = diary or Diary()
         while True:
             answer, failure = self._tried(request)
             if failure is None:
@@ -178,13 +185,16 @@ class Store:
             if failure.trouble is Trouble.DENIED and not is_new:
                 logger.info("%s: %s; trying with a new client", shown, failure.words)
                 is_new, self._client = True, None
+                diary.count(retries=1)
                 continue
             is_passing = failure.trouble is Trouble.PASSING
             wait = attempts.wait_s(failure.asked_s) if is_passing else None
             if wait is None:
                 raise _error(shown, failure, attempts.made, wanted)
             logger.info("%s: %s; trying again in %.3g s", shown, failure.words, wait)
-            time.sleep(wait)
+            diary.count(retries=1)
+            with diary.page.within(Stage.RETRYING):
+                time.sleep(wait)
 
     def _tried(self, request: Callable[[Any], _T]) -> tuple[_T | None, _Failure | None]:
         try:
@@ -289,10 +299,14 @@ def _error(shown: str, failure: _Failure, attempts: int, wanted: Wanted) -> Worl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
-    """A file on a remote store. url: whole, with whatever secrets are in it."""
+    """A file on a remote store.
+
+    url: whole, with whatever secrets are in it; diary: where its reader writes what it does.
+    """
 
     store: Store
     url: str = field(repr=False)
+    diary: Diary = field(default_factory=Diary, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -311,7 +325,8 @@ class RemoteFile:
 
     def status(self) -> FileStatus:
         """Ask for size and version: the etag, else the time of change, else the size alone."""
-        info = self._ask(lambda client: client.info(self.url))
+        with self.diary.page.within(Stage.ASKING):
+            info = self._ask(lambda client: client.info(self.url))
         size = info.get("size")
         told = (info[key] for key in (*_TAGS, *_TIMES, "created") if info.get(key) is not None)
         return FileStatus(
@@ -395,7 +410,9 @@ class RemoteFile:
                     first=b"" if start else body,
                 )
             logger.info("%s: %d of %d bytes came; asking again", self.name, len(body), stop - start)
-            time.sleep(wait)
+            self.diary.count(retries=1)
+            with self.diary.page.within(Stage.RETRYING):
+                time.sleep(wait)
 
     def _ask(self, request: Callable[[Any], _T]) -> _T:
-        return self.store.ask(request, shown=self.name)
+        return self.store.ask(request, shown=self.name, diary=self.diary)

@@ -20,6 +20,7 @@ from shardloader.format.foreign import check_beginning, packing_of
 from shardloader.format.index import SampleIndex
 from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.format.unpacking import unpacked_name
+from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.remote import ShortBodyError
 from shardloader.reading.source import INDEX_SUFFIX
 from shardloader.reading.tars import Tar
@@ -72,10 +73,12 @@ class RemoteShard:
     def pieces(self) -> Iterator[bytes]:
         """Yield the file; raises ManifestError at the end if it is not the one listed."""
         hasher, length = xxhash.xxh3_128(), 0
-        for piece in self._received():
-            hasher.update(piece)
-            length += len(piece)
-            yield piece
+        with self.file.diary.page.within(Stage.FETCHING, total=self.file_bytes) as page:
+            for piece in self._received():
+                hasher.update(piece)
+                length += len(piece)
+                page.at_byte(length)
+                yield piece
         if length != self.file_bytes:
             raise self._differs(f"gave {length} bytes")
         digest = hasher.hexdigest()
@@ -141,20 +144,21 @@ def map_remote(
     cache: Cache,
     *,
     make_way: Callable[[], None] | None = None,
+    diary: Diary | None = None,
 ) -> tuple[Tar, SampleIndex]:
     """Map a remote shard's tar and its index, fetched if they are not in the cache yet."""
-    name = manifest.names[shard]
-    index_file = store.at(f"{name}{INDEX_SUFFIX}")
+    name, diary = manifest.names[shard], diary or Diary()
+    index_file = store.at(f"{name}{INDEX_SUFFIX}", diary)
     origin = RemoteIndex(file=index_file, digest=manifest.index_digests[shard])
-    kept = _twice(lambda: cache.file(origin, make_way=make_way))
+    kept = _twice(lambda: cache.file(origin, make_way=make_way, diary=diary))
     index = SampleIndex.from_buffer(kept, name=index_file.name)
     digests = manifest.content_digests
     remote = RemoteShard(
-        file=store.at(name),
+        file=store.at(name, diary),
         file_bytes=int(manifest.sizes[shard]),
         content_digest=None if digests is None else digests[shard],
     )
-    data = _twice(lambda: cache.tar(remote, make_way=make_way))
+    data = _twice(lambda: cache.tar(remote, make_way=make_way, diary=diary))
     is_packed = index.compressed_bytes is not None
     called = unpacked_name(remote.name) if is_packed else remote.name
     return Tar(data, called, index.compressed_bytes, is_cached=True), index

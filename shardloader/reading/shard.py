@@ -18,6 +18,7 @@ import numpy as np
 from shardloader.errors import ManifestError, ShardError, UsageError, WorldError
 from shardloader.format.agreeing import seems_to_be_of
 from shardloader.format.index import SampleIndex
+from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.extents import layout_of
 from shardloader.reading.remote_shard import map_remote
 from shardloader.reading.store import files_to_keep_open, map_file, publish
@@ -212,16 +213,23 @@ class ShardPool:
     tars in the node's cache no more stay open than a small part of the cache holds, as what is
     open can't be removed. Threads may share it. It can be pickled: a copy opens its own files.
     Opening raises ManifestError for an index or a shard that is not the manifest's; with
-    `keep_damaged` a shard that was cut opens as a CutShard.
+    `keep_damaged` a shard that was cut opens as a CutShard. diary: where the process that reads
+    writes what it does; a copy has its own.
     """
 
     def __init__(
-        self, catalog: Catalog, *, max_open: int | None = None, keep_damaged: bool = False
+        self,
+        catalog: Catalog,
+        *,
+        max_open: int | None = None,
+        keep_damaged: bool = False,
+        diary: Diary | None = None,
     ) -> None:
         max_open = files_to_keep_open() // 2 if max_open is None else max_open
         if max_open < 1:
             raise UsageError(f"max_open is at least 1, not {max_open}")
         self.catalog = catalog
+        self.diary = Diary() if diary is None else diary
         self.max_open = max_open
         self._cache_share = int(catalog.cache.max_bytes) // _SHARE_KEPT_OPEN
         self.keep_damaged = keep_damaged
@@ -235,9 +243,14 @@ class ShardPool:
                 self._open.move_to_end(shard)
                 return found
         # Unpacking may take long: threads that read other shards don't wait for it.
-        opened = _open_listed(
-            self.catalog, shard, make_way=self._close_cached, keep_damaged=self.keep_damaged
-        )
+        with self.diary.page.within(Stage.OPENING, shard):
+            opened = _open_listed(
+                self.catalog,
+                shard,
+                make_way=self._close_cached,
+                keep_damaged=self.keep_damaged,
+                diary=self.diary,
+            )
         return self._kept(shard, opened)
 
     def _kept(self, shard: int, opened: Shard) -> Shard:
@@ -296,7 +309,12 @@ class ShardPool:
 
 
 def _open_listed(
-    catalog: Catalog, shard: int, *, make_way: Callable[[], None], keep_damaged: bool
+    catalog: Catalog,
+    shard: int,
+    *,
+    make_way: Callable[[], None],
+    keep_damaged: bool,
+    diary: Diary,
 ) -> Shard:
     if not 0 <= shard < catalog.num_shards:
         raise IndexError(f"shard {shard} of a dataset with {catalog.num_shards}")
@@ -304,9 +322,11 @@ def _open_listed(
     expected = catalog.manifest.index_digests[shard]
     if catalog.source.store is not None:
         store, manifest = catalog.source.store, catalog.manifest
-        tar, index = map_remote(store, manifest, shard, catalog.cache, make_way=make_way)
+        tar, index = map_remote(
+            store, manifest, shard, catalog.cache, make_way=make_way, diary=diary
+        )
     else:
-        tar = map_tar(path, catalog.cache, make_way=make_way)
+        tar = map_tar(path, catalog.cache, make_way=make_way, diary=diary)
         if not Path(index_path).exists():
             return _reindexed(tar, index_path, expected, keep_damaged=keep_damaged)
         index = SampleIndex.from_buffer(map_file(index_path), name=index_path)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardloader.format.notices import Notice
     from shardloader.format.unpacking import Limits
     from shardloader.reading.cache import Cache
+    from shardloader.reading.diary import Diary
 
 
 PIECE_BYTES: Final = 1 << 20  # of a compressed file, handed on at a time
@@ -44,14 +45,20 @@ class Tar(NamedTuple):
     is_cached: bool = False
 
 
-def map_tar(path: str, cache: Cache, *, make_way: Callable[[], None] | None = None) -> Tar:
+def map_tar(
+    path: str,
+    cache: Cache,
+    *,
+    make_way: Callable[[], None] | None = None,
+    diary: Diary | None = None,
+) -> Tar:
     """Map the tar of a local shard; see `Cache.tar`, also for what is raised."""
     data = map_file(path)
     if packing_of(bytes(data[:BLOCK_BYTES])) is None:
         return Tar(data, path, None)
     size = len(data)
     del data
-    unpacked = cache.tar(LocalFile(path), make_way=make_way)
+    unpacked = cache.tar(LocalFile(path), make_way=make_way, diary=diary)
     return Tar(unpacked, unpacked_name(path), size, is_cached=True)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
 from shardloader.errors import ManifestError, ShardError
 from shardloader.reading.content import content_digest
+from shardloader.reading.diary import Diary
 from shardloader.reading.remote import FileStatus
 from shardloader.reading.remote_shard import RemoteShard
 from tests.shards import sample_members, tar_bytes
@@ -23,6 +24,7 @@ class FakeFile:
     said: int | None = None
     name: str = "fake://c/0.tar"
     identity: str = "fake://c/0.tar"
+    diary: Diary = field(default_factory=Diary)
 
     def status(self):
         return FileStatus(size=self.said, version="1")
