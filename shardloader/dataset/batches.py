@@ -177,6 +177,7 @@ class BatchMaker:
         first = 0
         while first < num_whole:
             stop = min(first + max(1, self._to_locate // batch_size), num_whole)
+            self._reader.move_to(block.steps[first], block.steps[stop - 1] + 1)
             near = slice(first, stop)
             located = self._reader.locate(read.shard[near].ravel(), read.sample[near].ravel())
             together = 1 if located is None else self._rows_together(located, batch_size)
@@ -193,6 +194,7 @@ class BatchMaker:
             yield self._alone(row)
 
     def _alone(self, row: Row) -> RowGroup:
+        self._reader.move_to(row.step, row.step + 1)
         located = self._reader.locate(row.shard, row.sample)
         return RowGroup([row], row.index[None], row.valid[None], located, 0, len(row.shard))
 
@@ -267,6 +269,7 @@ class BatchMaker:
     def samples(self, block: RowBlock) -> Iterator[Any]:
         """The samples of rows of one, each with its own `__key__`, `__index__` and `__valid__`."""
         for row in block.rows():
+            self._reader.move_to(row.step, row.step + 1)
             read = self._filler.read(row)
             entries = {
                 "__key__": read.keys[0],

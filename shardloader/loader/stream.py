@@ -15,7 +15,8 @@ import torch
 from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shardloader.dataset.batches import BatchMaker, row_blocks
+from shardloader.dataset.batches import BatchMaker
+from shardloader.dataset.looking_ahead import looking_ahead
 from shardloader.dataset.recipe import pickling_error
 from shardloader.dataset.samples import SampleReader
 from shardloader.dataset.skipping import Carrier
@@ -29,6 +30,7 @@ from shardloader.order.schedule import Schedule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardloader.dataset.batches import RowBlock
     from shardloader.dataset.recipe import Collate, Recipe
     from shardloader.dataset.shard_dataset import ShardDataset
     from shardloader.loader.ring import Ring
@@ -43,7 +45,8 @@ class StreamOptions:
 
     accumulate: steps of an optimiser step; is_grouped: whether batches carry `__group_valid__`;
     decode_threads: threads that decode what is slow to decode, where there are no workers;
-    in_flight: batches of a worker that are made or being read at a time.
+    in_flight: batches of a worker that are made or being read at a time; num_readers: workers, or
+    ranks without any, that read on this node.
     """
 
     recipe: Recipe
@@ -53,6 +56,7 @@ class StreamOptions:
     is_grouped: bool
     decode_threads: int
     in_flight: int
+    num_readers: int
     collate_fn: Collate | None
     meta: str
 
@@ -90,7 +94,7 @@ class BatchStream(IterableDataset[Any]):
     def _batches(self, schedule: Schedule) -> Iterator[Any]:
         options = self._options
         if self._reader is None:
-            self._reader = SampleReader(options.recipe)
+            self._reader = SampleReader(options.recipe, num_readers=options.num_readers)
         info = get_worker_info()
         maker = BatchMaker(
             self._reader,
@@ -103,15 +107,25 @@ class BatchStream(IterableDataset[Any]):
             reads_together=info is None,
         )
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
-        blocks = row_blocks(schedule, options.topology.rank, worker=worker, num_workers=num_workers)
-        groups = chain.from_iterable(map(maker.groups, blocks))
-        read = read_ahead(
-            groups,
-            maker.read,
-            is_worth_it=maker.is_slow,
-            num_threads=options.decode_threads if info is None else 0,
+        threads = options.decode_threads if info is None else 0
+
+        def batches_of(blocks: Iterator[RowBlock]) -> Iterator[Any]:
+            read = read_ahead(
+                chain.from_iterable(map(maker.groups, blocks)),
+                maker.read,
+                is_worth_it=maker.is_slow,
+                num_threads=threads,
+            )
+            return chain.from_iterable(starmap(maker.join, read))
+
+        batches = looking_ahead(
+            self._reader,
+            schedule,
+            options.topology.rank,
+            worker=worker,
+            num_workers=num_workers,
+            items=batches_of,
         )
-        batches = chain.from_iterable(starmap(maker.join, read))
         strategy: str = get_sharing_strategy()  # type: ignore[no-untyped-call]
         if info is None or strategy == "file_system":
             return batches
