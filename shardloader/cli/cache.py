@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     import argparse
 
 EPILOG = """\
-The cache holds the tars of compressed shards, one file each, and is shared by all processes of a
-node that name its folder. What is in use by any of them is not cleared. Everything in it can be
-had again from the shards.
+The cache holds the tars of compressed and remote shards, one file each, and is shared by all
+processes of a node that name its folder. What is in use by any of them is not cleared. Everything
+in it can be had again from the shards. A reader is a worker, or a rank without any, that fetches
+ahead.
 
 example:
   shardloader cache info
@@ -66,8 +67,14 @@ def _print(document: dict[str, Any]) -> None:
             ("holds", _amount(document["tars"], document["tar_bytes"])),
             ("of them in use", _amount(document["used"], document["used_bytes"])),
             ("being written", _amount(document["parts"], document["part_bytes"])),
+            ("needed next", _needed(document)),
         )
     )
+
+
+def _needed(document: dict[str, Any]) -> str:
+    readers = report.plural(document["readers"], "reader")
+    return f"{_amount(document['needed'], document['needed_bytes'])}, by {readers}"
 
 
 def _amount(count: int, num_bytes: int) -> str:

@@ -180,6 +180,7 @@ class BatchMaker:
         first = 0
         while first < num_whole:
             stop = min(first + max(1, self._to_locate // batch_size), num_whole)
+            self._reader.move_to(block.steps[first], block.steps[stop - 1] + 1)
             near = slice(first, stop)
             page = self._reader.diary.page
             page.begin(Stage.LOCATING)
@@ -202,6 +203,7 @@ class BatchMaker:
             yield self._alone(row)
 
     def _alone(self, row: Row) -> RowGroup:
+        self._reader.move_to(row.step, row.step + 1)
         located = self._reader.locate(row.shard, row.sample)
         size = len(row.shard)
         num_bytes = () if located is None else _bytes_of_rows(located, size)
@@ -280,6 +282,7 @@ class BatchMaker:
     def samples(self, block: RowBlock) -> Iterator[Any]:
         """The samples of rows of one, each with its own `__key__`, `__index__` and `__valid__`."""
         for row in block.rows():
+            self._reader.move_to(row.step, row.step + 1)
             read = self._filler.read(row)
             entries = {
                 "__key__": read.keys[0],

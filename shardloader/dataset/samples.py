@@ -23,11 +23,12 @@ from shardloader.reading.columns import Spans, column_of, is_quick
 from shardloader.reading.decode import located
 from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.extents import locate
+from shardloader.reading.prefetch import Prefetcher, goes_through_cache
 from shardloader.reading.shard import ShardPool
 from shardloader.reading.store import files_to_keep_open
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from shardloader.dataset.recipe import Recipe
     from shardloader.reading.columns import Column
     from shardloader.reading.extents import Extents
+    from shardloader.reading.prefetch import Block
     from shardloader.reading.shard import Shard
 
 
@@ -55,13 +57,22 @@ class Columns(NamedTuple):
 class SampleReader:
     """Reads samples of one dataset in one process; holds a bounded number of open shards.
 
+    num_readers: how many read on this node, which share what the cache takes ahead of its need;
     diary: where the process writes what it does.
     """
 
-    def __init__(self, recipe: Recipe, diary: Diary | None = None) -> None:
+    def __init__(self, recipe: Recipe, *, num_readers: int = 1, diary: Diary | None = None) -> None:
         self.diary = Diary() if diary is None else diary
+        catalog = recipe.catalog
+        self._ahead = None
+        if any(goes_through_cache(catalog, shard) for shard in range(catalog.num_shards)):
+            share = catalog.cache.bytes_ahead // num_readers
+            self._ahead = Prefetcher(catalog, share_bytes=share)
         self._pool = ShardPool(
-            recipe.catalog, keep_damaged=recipe.options.skip is not None, diary=self.diary
+            catalog,
+            keep_damaged=recipe.options.skip is not None,
+            ahead=self._ahead,
+            diary=self.diary,
         )
         self._shards_at_once = max(2, files_to_keep_open() // SHARE_OF_A_THREAD)
         options = recipe.options
@@ -132,6 +143,30 @@ class SampleReader:
         if opened.num_whole < opened.num_samples:
             self._whole[shard] = opened.num_whole
         return opened
+
+    @property
+    def fetches_ahead(self) -> bool:
+        """Whether shards come through the node's cache, so that it is worth knowing what comes."""
+        return self._ahead is not None
+
+    def fetch_ahead(self, blocks: Iterator[Block]) -> None:
+        """Fetch what these steps need before they are read."""
+        if self._ahead is not None:
+            self._ahead.begin(blocks)
+
+    def move_to(self, start: int, stop: int) -> None:
+        """The samples of the steps start .. stop-1 are read now."""
+        if self._ahead is not None:
+            self._ahead.move_to(start, stop)
+
+    def stop_fetching(self) -> None:
+        """Nothing more is read for now."""
+        if self._ahead is not None:
+            self._ahead.stop()
+
+    def keep_open(self, shards: NDArray[np.int64]) -> None:
+        """Close all shards but these, int64 of any shape, which come next."""
+        self._pool.keep_only(np.unique(shards).tolist())
 
     @property
     def transforms(self) -> bool:
@@ -286,6 +321,7 @@ class SampleReader:
 
     def close(self) -> None:
         """Close the open shards."""
+        self.stop_fetching()
         self._pool.close()
 
 

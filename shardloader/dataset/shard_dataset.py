@@ -12,13 +12,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shardloader.dataset.batches import BatchMaker, row_blocks
+from shardloader.dataset.batches import BatchMaker
 from shardloader.dataset.dealt_again import refuse_second_dealing
+from shardloader.dataset.looking_ahead import looking_ahead
 from shardloader.dataset.map_dataset import MapDataset
 from shardloader.dataset.recipe import (
     Options,
@@ -28,6 +30,7 @@ from shardloader.dataset.recipe import (
 from shardloader.dataset.samples import SampleReader
 from shardloader.dataset.skipping import Carrier, Watch, check_damage, checked_on_error
 from shardloader.dataset.torch_fields import TORCH_DECODERS
+from shardloader.distributed.environment import local_ranks
 from shardloader.distributed.resolve import resolve_topology
 from shardloader.errors import CheckpointError, TopologyError, UsageError
 from shardloader.order.checkpoint import Checkpoint
@@ -41,7 +44,6 @@ from shardloader.reading.decode import resolve
 if TYPE_CHECKING:
     from os import PathLike
 
-    from shardloader.dataset.batches import RowBlock
     from shardloader.dataset.recipe import Collate, Source
     from shardloader.dataset.skipping import Skip
     from shardloader.dataset.transform import Transform
@@ -204,7 +206,9 @@ class ShardDataset(IterableDataset[Any]):
 
     def _items(self, running: _Running) -> Iterator[Any]:
         if self._reader is None:
-            self._reader = SampleReader(self.recipe)
+            self._reader = SampleReader(
+                self.recipe, num_readers=local_ranks() * max(1, running.num_workers)
+            )
         options, one = self.options, self.options.batch_size is None
         maker = BatchMaker(
             self._reader,
@@ -217,12 +221,22 @@ class ShardDataset(IterableDataset[Any]):
         if self._watch is None:
             self._watch = Watch(options.skip, self.manifest.names)
         watch = self._watch
-        for block in running.row_blocks():
-            for carried in maker.samples(block) if one else maker.batches(block):
-                item, faults, _ = carried if type(carried) is Carrier else Carrier(carried)
-                watch.take(options.batch_size or 1, faults)
-                running.taken += 1
-                yield item
+        rank, worker, num_workers = running.reader
+        for carried in looking_ahead(
+            self._reader,
+            running.schedule,
+            rank,
+            worker=worker,
+            num_workers=num_workers,
+            skip=running.taken,
+            items=lambda blocks: chain.from_iterable(
+                map(maker.samples if one else maker.batches, blocks)
+            ),
+        ):
+            item, faults, _ = carried if type(carried) is Carrier else Carrier(carried)
+            watch.take(options.batch_size or 1, faults)
+            running.taken += 1
+            yield item
 
     def _plan(self, epoch: int) -> _Running:
         """What this worker of this rank reads of an epoch."""
@@ -317,7 +331,7 @@ class _Running:
         self._made: Schedule | None = None
 
     @property
-    def _reader(self) -> tuple[int, int, int]:
+    def reader(self) -> tuple[int, int, int]:
         """The rank that reads, and its worker of so many.
 
         Batches: worker w makes the steps w, w + W, ... of its rank. Samples: every worker of
@@ -330,7 +344,7 @@ class _Running:
     @property
     def reading_rank(self) -> int:
         """The rank of the schedule that this worker reads for."""
-        return self._reader[0]
+        return self.reader[0]
 
     @property
     def schedule(self) -> Schedule:
@@ -353,15 +367,8 @@ class _Running:
     @property
     def num_items(self) -> int:
         """Items of the whole pass."""
-        rank, worker, num_workers = self._reader
+        rank, worker, num_workers = self.reader
         return len(range(worker, self.schedule.dealing.num_batches(rank), num_workers))
-
-    def row_blocks(self) -> Iterator[RowBlock]:
-        """The rows that are left after `taken`."""
-        rank, worker, num_workers = self._reader
-        return row_blocks(
-            self.schedule, rank, worker=worker, num_workers=num_workers, skip=self.taken
-        )
 
     def state(self) -> _WorkerState:
         """The state of this pass now."""

@@ -141,6 +141,7 @@ class Engine:
                     decode_threads=_cores_of_this_rank()
                     if self._decode_threads is None
                     else self._decode_threads,
+                    num_readers=local_ranks() * max(1, self._num_workers),
                     in_flight=2 + (self._options.get("prefetch_factor") or 2),
                     collate_fn=self._collate_fn,
                     meta=self._meta,

@@ -15,7 +15,8 @@ import torch
 from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shardloader.dataset.batches import BatchMaker, row_blocks
+from shardloader.dataset.batches import BatchMaker
+from shardloader.dataset.looking_ahead import looking_ahead
 from shardloader.dataset.recipe import pickling_error
 from shardloader.dataset.samples import SampleReader
 from shardloader.dataset.skipping import Carrier
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from shardloader.dataset.batches import RowGroup
+    from shardloader.dataset.batches import RowBlock, RowGroup
     from shardloader.dataset.recipe import Collate, Recipe
     from shardloader.dataset.shard_dataset import ShardDataset
     from shardloader.loader.ring import Ring
@@ -49,8 +50,8 @@ class StreamOptions:
 
     accumulate: steps of an optimiser step; is_grouped: whether batches carry `__group_valid__`;
     decode_threads: threads that decode what is slow to decode, where there are no workers;
-    in_flight: batches of a worker that are made or being read at a time; tally: where workers
-    count what they ask of a store.
+    in_flight: batches of a worker that are made or being read at a time; num_readers: workers, or
+    ranks without any, that read on this node; tally: where workers count what they ask of a store.
     """
 
     recipe: Recipe
@@ -60,6 +61,7 @@ class StreamOptions:
     is_grouped: bool
     decode_threads: int
     in_flight: int
+    num_readers: int
     collate_fn: Collate | None
     meta: str
     tally: Tally
@@ -104,7 +106,9 @@ class BatchStream(IterableDataset[Any]):
         if self._reader is None:
             if info is not None and self.pages is not None:
                 self.diary = Diary(self.pages[info.id].numpy())
-            self._reader = SampleReader(options.recipe, self.diary)
+            self._reader = SampleReader(
+                options.recipe, num_readers=options.num_readers, diary=self.diary
+            )
         self.diary.start_pass()
         maker = BatchMaker(
             self._reader,
@@ -117,15 +121,26 @@ class BatchStream(IterableDataset[Any]):
             reads_together=info is None,
         )
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
-        blocks = row_blocks(schedule, options.topology.rank, worker=worker, num_workers=num_workers)
-        groups = chain.from_iterable(map(maker.groups, blocks))
-        read = read_ahead(
-            groups,
-            maker.read if info is not None else self._noted(maker.read),
-            is_worth_it=maker.is_slow,
-            num_threads=options.decode_threads if info is None else 0,
+        threads = options.decode_threads if info is None else 0
+        read = maker.read if info is not None else self._noted(maker.read)
+
+        def batches_of(blocks: Iterator[RowBlock]) -> Iterator[Any]:
+            groups = read_ahead(
+                chain.from_iterable(map(maker.groups, blocks)),
+                read,
+                is_worth_it=maker.is_slow,
+                num_threads=threads,
+            )
+            return chain.from_iterable(starmap(maker.join, groups))
+
+        batches = looking_ahead(
+            self._reader,
+            schedule,
+            options.topology.rank,
+            worker=worker,
+            num_workers=num_workers,
+            items=batches_of,
         )
-        batches: Iterator[Any] = chain.from_iterable(starmap(maker.join, read))
         if info is None:
             return map(self._with_counts, batches)
         strategy: str = get_sharing_strategy()  # type: ignore[no-untyped-call]

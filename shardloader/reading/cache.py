@@ -5,53 +5,57 @@ a lock that dies with its owner; the others wait, and then map the same file. It
 every checksum has held and the origin is still the same, so that half a file, an error page or a
 mixture of two versions is never seen.
 
-The size holds, whoever else uses the folder: room is taken before bytes are written, and made by
-removing whole tars, the least recently used first, but none that a process has open. Where all of
-it is in use, one writer at a time waits, for a while; then it is an error.
+The size holds, whoever else uses the folder: how room is made for what is written is the affair of
+`filling`.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import tempfile
-import time
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shardloader.errors import CacheError, DataError, UsageError, WorldError
-from shardloader.format.unpacking import MAX_EXPANSION, MAX_WINDOW_BYTES, Limits, tar_pieces
-from shardloader.reading.cache_folder import CacheFolder, Part, failure
+from shardloader.errors import UsageError, WorldError
+from shardloader.format.unpacking import MAX_EXPANSION, MAX_WINDOW_BYTES, Limits
+from shardloader.reading.cache_folder import CacheFolder
 from shardloader.reading.diary import Diary, Stage
+from shardloader.reading.filling import (
+    PATIENCE_S,
+    Errand,
+    Filling,
+    OthersFetchError,
+    Use,
+    locked,
+)
+from shardloader.reading.needs_files import least_depths, told_needs
 from shardloader.reading.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shardloader.reading.cache_folder import HeldLock
     from shardloader.reading.origin import Origin
 
 logger = logging.getLogger("shardloader")
 
 DEFAULT_MAX_BYTES: Final = "50GB"
-PATIENCE_S: Final = 30.0  # how long a writer waits for readers to let go
-_POLL_S: Final = 0.05
+SHARE_AHEAD: Final = 4  # of the cache, what may be fetched ahead if nothing else is said
 _VERSIONS_TRIED: Final = 4
-_GROWTH_BYTES: Final = 64 << 20  # room is taken in such steps, or in sixteenths of a small cache
-_NO_SPACE: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 _LARGEST_WINDOW: Final = 1 << 31  # that zstd's library decodes
-
-
-class _NoRoomError(Exception):
-    """The cache's room is all in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheUse:
-    """What a cache holds: whole tars, those of them that are open somewhere, unfinished ones."""
+    """What a cache holds: whole tars, those of them that are open somewhere, unfinished ones.
+
+    readers: how many readers, of all runs, fetch ahead into it; needed: whole tars that one of them
+    will open.
+    """
 
     tars: int = 0
     tar_bytes: int = 0
@@ -59,6 +63,9 @@ class CacheUse:
     used_bytes: int = 0
     parts: int = 0
     part_bytes: int = 0
+    readers: int = 0
+    needed: int = 0
+    needed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +75,20 @@ class Cache:
     folder: made when first needed; several jobs may share it. max_bytes: the most that it holds,
     a number or a text such as "200GB". max_expansion: how many times its own size a compressed
     shard may stand for, beyond the first 256 MiB. max_window: the largest window of a zstd frame
-    (`zstd --long=31` needs "2GiB").
+    (`zstd --long=31` needs "2GiB"). prefetch_bytes: how much all readers of the node together fetch
+    before they need it, by default a quarter of max_bytes, 0 for nothing; a reader may always be
+    one shard ahead. copy_local: whether plain local shards are copied into it as well, for file
+    systems on which mapped reading is slow, such as NFS and Lustre.
 
     Raises UsageError for what makes no sense. It holds nothing open, and travels to workers.
     """
 
     folder: str | os.PathLike[str]
-    max_bytes: int | str = field(default="200GB", kw_only=True)
+    max_bytes: int | str = field(default=DEFAULT_MAX_BYTES, kw_only=True)
     max_expansion: int = field(default=MAX_EXPANSION, kw_only=True)
     max_window: int | str = field(default=MAX_WINDOW_BYTES, kw_only=True)
+    prefetch_bytes: int | str | None = field(default=None, kw_only=True)
+    copy_local: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         given: Any = self.folder
@@ -89,6 +101,11 @@ class Cache:
         object.__setattr__(self, "folder", str(folder))
         object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes))
         object.__setattr__(self, "max_window", parse_bytes(self.max_window))
+        ahead: Any = self.prefetch_bytes
+        if ahead is not None and (isinstance(ahead, bool) or ahead != 0):
+            object.__setattr__(self, "prefetch_bytes", parse_bytes(ahead))
+        if not isinstance(self.copy_local, bool):
+            raise UsageError(f"copy_local= is True or False, not {self.copy_local!r}")
         if int(self.max_window) > _LARGEST_WINDOW:
             raise UsageError(f"max_window= is at most 2GiB, as zstd has it, not {self.max_window}")
         expansion: Any = self.max_expansion
@@ -99,6 +116,20 @@ class Cache:
     def limits(self) -> Limits:
         """What a compressed shard may ask for."""
         return Limits(max_expansion=self.max_expansion, max_window_bytes=int(self.max_window))
+
+    @property
+    def bytes_ahead(self) -> int:
+        """How much all readers of the node together fetch ahead."""
+        share = int(self.max_bytes) // SHARE_AHEAD
+        return share if self.prefetch_bytes is None else int(self.prefetch_bytes)
+
+    def ahead(self, errand: Errand) -> Cache:
+        """The same cache for a fetch ahead of its need.
+
+        It raises NotNowError where there is no room for it, and where others are fetching it.
+        """
+        given = {each.name: getattr(self, each.name) for each in fields(Cache)}
+        return _CacheAhead(**given, errand=errand)
 
     def tar(
         self,
@@ -118,7 +149,7 @@ class Cache:
         the origin keeps changing, CacheError where the cache's disk fails, or it is too small for
         what is in use at once.
         """
-        use = _Use(make_way, patience_s, diary or Diary())
+        use = Use(make_way, patience_s, diary or Diary())
         found, is_new = self._kept(origin, use, unpack=True)
         use.diary.count(cache_hits=int(not is_new), cache_misses=int(is_new))
         return found
@@ -131,12 +162,12 @@ class Cache:
         diary: Diary | None = None,
     ) -> memoryview:
         """Map a file that is no tar, as `tar` does: its bytes are kept as they come."""
-        return self._kept(origin, _Use(make_way, PATIENCE_S, diary or Diary()), unpack=False)[0]
+        return self._kept(origin, Use(make_way, PATIENCE_S, diary or Diary()), unpack=False)[0]
 
     def _kept(
         self,
         origin: Origin,
-        use: _Use,
+        use: Use,
         *,
         unpack: bool,
     ) -> tuple[memoryview, bool]:
@@ -149,11 +180,20 @@ class Cache:
             if found is not None:
                 return found, False
             folder.make()
-            with _locked(folder, f"{name}.lock", use.diary, Stage.LOCK):
+            with self._right_to_write(folder, f"{name}.lock", use.diary) as held:
                 found = folder.open_cached(name)
                 if found is not None:
                     return found, False
-                filling = _Filling(self, folder, origin, version, name, unpack=unpack)
+                filling = Filling(
+                    self,
+                    folder,
+                    origin,
+                    version,
+                    name,
+                    held,
+                    unpack=unpack,
+                    errand=self._errand,
+                )
                 found = filling.run(use)
             if found is not None:
                 return found, True
@@ -162,6 +202,21 @@ class Cache:
             f"{origin.name}: the shard changed each of {_VERSIONS_TRIED} times while it was read: "
             "wait until it is whole, or read a copy"
         )
+
+    @property
+    def _errand(self) -> Errand | None:
+        return None
+
+    @contextmanager
+    def _right_to_write(self, folder: CacheFolder, lock: str, diary: Diary) -> Iterator[HeldLock]:
+        if self._errand is None:
+            with locked(folder, lock, diary, Stage.LOCK) as held:
+                yield held
+            return
+        with folder.lock_if_free(lock) as taken:
+            if taken is None:
+                raise OthersFetchError
+            yield taken
 
     def use(self) -> CacheUse:
         """What the folder holds now. Changes nothing but for parts whose writer is gone."""
@@ -173,6 +228,9 @@ class Cache:
         parts = [entry for entry in entries if entry.is_part]
         tars = [entry for entry in entries if not entry.is_part]
         used = [entry for entry in tars if folder.is_used(entry.name)]
+        told = told_needs(folder.path)
+        needs = least_depths(told)
+        needed = [entry for entry in tars if entry.key in needs]
         return CacheUse(
             tars=len(tars),
             tar_bytes=sum(entry.size for entry in tars),
@@ -180,6 +238,9 @@ class Cache:
             used_bytes=sum(entry.size for entry in used),
             parts=len(parts),
             part_bytes=sum(entry.size for entry in parts),
+            readers=len(told),
+            needed=len(needed),
+            needed_bytes=sum(entry.size for entry in needed),
         )
 
     def clear(self) -> tuple[int, int]:
@@ -203,189 +264,31 @@ def default_cache() -> Cache:
     A user without one, as in some containers, has it among the temporary files.
     """
     try:
-        return Cache("~/.cache/shardloader", max_bytes=DEFAULT_MAX_BYTES)
+        return Cache("~/.cache/shardloader")
     except UsageError:
-        folder = Path(tempfile.gettempdir(), f"shardloader-{os.getuid()}")
-        return Cache(folder, max_bytes=DEFAULT_MAX_BYTES)
+        return Cache(Path(tempfile.gettempdir(), f"shardloader-{os.getuid()}"))
 
 
 def name_of(identity: str, version: str) -> str:
-    """How a cached file is called: by a hash of the whole identity and version."""
-    text = f"{len(identity)} {identity} {version}"
-    return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    """How a cached file is called: half of it hashes the whole identity, half the version."""
+    return key_of_identity(identity).hex() + _hashed(version).hex()
+
+
+def key_of_identity(identity: str) -> bytes:
+    """What the names of all versions of one origin begin with, 16 bytes."""
+    return _hashed(identity)
+
+
+def _hashed(text: str) -> bytes:
+    return sha256(text.encode("utf-8", "surrogateescape")).digest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
-    """Who asks for a file; see `Cache.tar`."""
+class _CacheAhead(Cache):
+    """A cache as a fetch ahead of its need sees it."""
 
-    make_way: Callable[[], None] | None
-    patience_s: float
-    diary: Diary
+    errand: Errand | None = field(default=None, kw_only=True, compare=False)
 
-
-@contextmanager
-def _locked(folder: CacheFolder, name: str, diary: Diary, stage: Stage) -> Iterator[None]:
-    """Hold a lock of the folder; the diary says that it is waited for, until it is there."""
-    lock = folder.lock(name)
-    with diary.page.within(stage):
-        lock.__enter__()
-    try:
-        yield
-    finally:
-        lock.__exit__(None, None, None)
-
-
-class _Filling:
-    """The writing of one tar, by whoever holds its lock."""
-
-    def __init__(
-        self,
-        cache: Cache,
-        folder: CacheFolder,
-        origin: Origin,
-        version: str,
-        name: str,
-        *,
-        unpack: bool,
-    ) -> None:
-        self._cache = cache
-        self._folder = folder
-        self._origin = origin
-        self._version = version
-        self._name = name
-        self._unpack = unpack
-        self._max_bytes = int(cache.max_bytes)
-        self._patience_s = 0.0
-        self._diary = Diary()
-        self._is_last_try = False
-
-    def run(self, use: _Use) -> memoryview | None:
-        """Write and publish; None if the origin changed meanwhile.
-
-        Two writers that each hold half of the room would wait for one another: so nobody waits
-        with a part in hand but the one who has the lock for it.
-        """
-        self._diary = use.diary
-        with suppress(_NoRoomError):
-            return self._write()
-        if use.make_way is not None:
-            use.make_way()
-        logger.info("%s: the cache is full; waiting for room", self._cache.folder)
-        with _locked(self._folder, "alone.lock", use.diary, Stage.ROOM):
-            self._patience_s, self._is_last_try = use.patience_s, True
-            try:
-                return self._write()
-            except _NoRoomError:
-                raise self._full() from None
-
-    def _write(self) -> memoryview | None:
-        what = "its tar" if self._unpack else "it"
-        logger.info("%s: writing %s to the cache %s", self._origin.name, what, self._cache.folder)
-        part = Part(self._folder, self._name)
-        try:
-            with self._diary.page.within(Stage.UNPACKING) as page:
-                for piece in self._pieces():
-                    self._append(part, memoryview(piece))
-                    page.at_byte(part.length)
-            if self._origin.version() != self._version:
-                return None
-            return self._published(part)
-        except DataError:
-            if self._origin.version() != self._version:
-                return None  # a mixture of two versions is no damage
-            raise
-        finally:
-            part.close()
-
-    def _pieces(self) -> Iterator[bytes | memoryview]:
-        pieces = self._origin.pieces()
-        if not self._unpack:
-            return pieces
-        return tar_pieces(pieces, shard=self._origin.name, limits=self._cache.limits)
-
-    def _published(self, part: Part) -> memoryview | None:
-        try:
-            part.settle()
-            with self._folder.lock("space.lock"):
-                return part.publish()
-        except OSError as error:
-            raise failure(part.path, "the cache can't be written to", error) from error
-
-    def _append(self, part: Part, piece: memoryview) -> None:
-        if part.length + len(piece) > part.granted:
-            self._take_room(part, part.length + len(piece) - part.granted)
-        try:
-            while piece:
-                try:
-                    piece = piece[part.write(piece) :]
-                except OSError as error:
-                    if error.errno not in _NO_SPACE:
-                        raise
-                    self._free_disk(len(piece), error)
-        except OSError as error:
-            hint = "; nothing that is not in use is left to remove" * (error.errno in _NO_SPACE)
-            raise CacheError(
-                f"{self._origin.name}: its tar can't be written to the cache {self._cache.folder}: "
-                f"{error.strerror or error}{hint}: make room there, or give another folder, as "
-                "shardloader.Cache(folder) or --cache"
-            ) from error
-
-    def _take_room(self, part: Part, least: int) -> None:
-        """Let the part grow by at least so many bytes, and more if there is room."""
-        if part.granted + least > self._max_bytes:
-            raise CacheError(
-                f"{self._origin.name}: its tar has {part.length + least} bytes or more, and the "
-                f"cache {self._cache.folder} holds at most {self._max_bytes}: raise max_bytes="
-            )
-        wanted = max(least, min(_GROWTH_BYTES, self._max_bytes // 16))
-        deadline = time.monotonic() + self._patience_s
-        with self._diary.page.within(Stage.ROOM, total=least):
-            while True:
-                with self._folder.lock("space.lock"):
-                    room = self._room(wanted)
-                    if room >= least:
-                        self._grow(part, min(room, wanted))
-                        return
-                if time.monotonic() >= deadline:
-                    raise _NoRoomError
-                time.sleep(_POLL_S)
-
-    def _grow(self, part: Part, num_bytes: int) -> None:
-        try:
-            part.grow(num_bytes)
-        except OSError as error:
-            raise failure(part.path, "the cache can't be written to", error) from error
-
-    def _room(self, wanted: int) -> int:
-        """Make so much room by removing what was used least recently; give what there is."""
-        entries = self._folder.entries()
-        room = self._max_bytes - sum(entry.size for entry in entries)
-        for entry in entries:
-            if room >= wanted:
-                break
-            if not entry.is_part and self._folder.remove(entry.name):
-                room += entry.size
-        return room
-
-    def _free_disk(self, wanted: int, error: OSError) -> None:
-        """Remove what was used least recently, where the disk is full; raises if there is none."""
-        freed = 0
-        with self._folder.lock("space.lock"):
-            for entry in self._folder.entries():
-                if freed >= wanted:
-                    break
-                if not entry.is_part and self._folder.remove(entry.name):
-                    freed += entry.size
-        if not freed:
-            raise error if self._is_last_try else _NoRoomError
-
-    def _full(self) -> CacheError:
-        use = self._cache.use()
-        return CacheError(
-            f"{self._origin.name}: the cache {self._cache.folder} holds at most {self._max_bytes} "
-            f"bytes, and all of them are in use at once: {use.used_bytes} by {use.used} tars that "
-            f"are being read, {use.part_bytes} by {use.parts} that are being written. Raise "
-            "max_bytes=, or read from fewer shards at once (fewer workers, a smaller window or "
-            "batch)"
-        )
+    @property
+    def _errand(self) -> Errand | None:
+        return self.errand

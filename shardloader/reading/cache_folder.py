@@ -6,10 +6,12 @@ Every fact is in the file system, so that whatever dies leaves nothing to repair
 |---|---|---|
 | `HASH.cached` | a whole tar, never changed | shared, by every map of it: it is in use |
 | `HASH.RANDOM.part` | a tar being written, as large as it may grow | exclusive, by its writer |
-| `HASH.lock` | the right to write that tar | exclusive |
+| `HASH.lock` | the right to write that tar; of the year 1970 if somebody waits for it | exclusive |
+| `RANDOM.needs` | what a reader needs next (`needs_files`) | exclusive, by the reader |
 | `space.lock` | the right to count, to remove, to grow and to rename | exclusive, for moments |
-| `alone.lock` | the right to wait for room | exclusive |
+| `alone.lock` | the right to wait for room; its time: when a waiter last found some | exclusive |
 
+HASH is 32 digits of the origin's identity and 32 of its version.
 The kernel drops a lock with its owner. A part without a lock has lost its writer and is removed by
 whoever counts next. The sum of the sizes is what the cache takes: nothing is counted elsewhere. A
 file's modification time is when it was last opened.
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("shardloader")
 
 _OWN_NAME: Final = re.compile(r"[0-9a-f]{64}(\.cached|\.lock|\.[0-9a-f]{16}\.part)")
+_KEY_DIGITS: Final = 32
+_WANTED_NS: Final = 0
 _LOCKS: Final = ("space.lock", "alone.lock")
 _FORGOTTEN_S: Final = 86_400.0  # a part on a file system without locks, untouched for so long
 
@@ -70,6 +74,27 @@ class Entry(NamedTuple):
     def is_part(self) -> bool:
         """Whether it is still being written."""
         return self.name.endswith(".part")
+
+    @property
+    def key(self) -> bytes:
+        """The origin that it came from, whichever version."""
+        return key_of(self.name)
+
+
+def key_of(name: str) -> bytes:
+    """The 16 bytes that a cached file's name has of its origin's identity."""
+    return bytes.fromhex(name[:_KEY_DIGITS])
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLock:
+    """A lock that this process has."""
+
+    _descriptor: int
+
+    def is_wanted(self) -> bool:
+        """Whether somebody who needs it now waits for it, or has."""
+        return os.fstat(self._descriptor).st_mtime_ns == _WANTED_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +130,35 @@ class CacheFolder:
             os.close(descriptor)
 
     @contextlib.contextmanager
-    def lock(self, name: str) -> Iterator[None]:
+    def lock(self, name: str) -> Iterator[HeldLock]:
         """Hold one of the folder's locks; waits for whoever holds it. Its file goes with it."""
-        path = self.path / name
-        descriptor = self._acquired(path)
+        with self._held(self.path / name, wait=True) as held:
+            if held is None:
+                raise AssertionError
+            yield held
+
+    @contextlib.contextmanager
+    def lock_if_free(self, name: str) -> Iterator[HeldLock | None]:
+        """Hold a lock as `lock` does; None, at once, where somebody else holds it."""
+        with self._held(self.path / name, wait=False) as held:
+            yield held
+
+    @contextlib.contextmanager
+    def _held(self, path: Path, *, wait: bool) -> Iterator[HeldLock | None]:
+        descriptor = self._acquired(path, wait=wait)
+        if descriptor is None:
+            yield None
+            return
         try:
-            yield
+            yield HeldLock(descriptor)
         finally:
             try:
-                if name not in _LOCKS:
+                if path.name not in _LOCKS:
                     path.unlink(missing_ok=True)
             finally:
                 release(descriptor)
 
-    def _acquired(self, path: Path) -> int:
+    def _acquired(self, path: Path, *, wait: bool) -> int | None:
         while True:
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -127,8 +167,12 @@ class CacheFolder:
             _exclusive.add(descriptor)
             try:
                 if try_lock(descriptor, fcntl.LOCK_EX) is False:
+                    if not wait:
+                        release(descriptor)
+                        return None
                     if path.name not in _LOCKS:
                         logger.info("waiting for another process, which holds %s", path)
+                        _say_wanted(descriptor)
                     try_lock(descriptor, fcntl.LOCK_EX, wait=True)
                 if is_still(descriptor, path):
                     return descriptor
@@ -136,6 +180,22 @@ class CacheFolder:
                 release(descriptor)
                 raise
             release(descriptor)  # its last owner has removed the file meanwhile
+
+    def found_room(self) -> None:
+        """Note, for those who wait as well, that a waiter has found room now."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path / "alone.lock")
+
+    def last_found_room(self) -> float:
+        """When that was last, in seconds of the clock; 0 for never."""
+        try:
+            return (self.path / "alone.lock").stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def keys(self) -> set[bytes]:
+        """The origins of the whole tars that are there, as `Entry.key` has them."""
+        return {key_of(file.name) for file in self._own_files() if file.name.endswith(".cached")}
 
     def entries(self) -> list[Entry]:
         """Tars and parts, the least recently used first; parts without a writer are removed.
@@ -279,12 +339,22 @@ def try_lock(descriptor: int, kind: int, *, wait: bool = False) -> bool | None:
         raise CacheError(f"a file of the cache can't be locked: {error.strerror}") from error
 
 
+def exclusively_open(descriptor: int) -> None:
+    """Note a descriptor whose lock a forked child must not keep alive; `release` lets go of it."""
+    _exclusive.add(descriptor)
+
+
 def release(descriptor: int) -> None:
     """Unlock and close; unlocked aloud, since a forked child may have the same open file."""
     _exclusive.discard(descriptor)
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
+
+
+def _say_wanted(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # of another user's making: then it only takes longer
+        os.utime(descriptor, ns=(_WANTED_NS, _WANTED_NS))
 
 
 def _note_use(descriptor: int) -> None:

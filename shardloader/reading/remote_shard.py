@@ -118,8 +118,8 @@ class RemoteIndex:
 
     @property
     def identity(self) -> str:
-        """The same for all indexes: the version tells them apart."""
-        return "sample index"
+        """The digest, wherever it lies."""
+        return index_identity(self.digest)
 
     def version(self) -> str:
         """The digest that the manifest lists."""
@@ -135,6 +135,11 @@ class RemoteIndex:
                 f"{self.digest}: it is of another version of the shard; {_WAY_OUT}"
             )
         yield data
+
+
+def index_identity(digest: str) -> str:
+    """What tells an index from every other in the cache."""
+    return f"sample index {digest}"
 
 
 def map_remote(

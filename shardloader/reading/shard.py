@@ -10,6 +10,7 @@ import logging
 import mmap
 import threading
 from collections import OrderedDict
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from shardloader.reading.catalog import Catalog
     from shardloader.reading.columns import Buffer
     from shardloader.reading.extents import Layout
+    from shardloader.reading.prefetch import Prefetcher
 
 logger = logging.getLogger("shardloader")
 
@@ -213,8 +215,9 @@ class ShardPool:
     tars in the node's cache no more stay open than a small part of the cache holds, as what is
     open can't be removed. Threads may share it. It can be pickled: a copy opens its own files.
     Opening raises ManifestError for an index or a shard that is not the manifest's; with
-    `keep_damaged` a shard that was cut opens as a CutShard. diary: where the process that reads
-    writes what it does; a copy has its own.
+    `keep_damaged` a shard that was cut opens as a CutShard. ahead: who fetches ahead of it, and
+    gives way where a shard is opened. diary: where the process that reads writes what it does; a
+    copy has its own.
     """
 
     def __init__(
@@ -223,6 +226,7 @@ class ShardPool:
         *,
         max_open: int | None = None,
         keep_damaged: bool = False,
+        ahead: Prefetcher | None = None,
         diary: Diary | None = None,
     ) -> None:
         max_open = files_to_keep_open() // 2 if max_open is None else max_open
@@ -233,6 +237,7 @@ class ShardPool:
         self.max_open = max_open
         self._cache_share = int(catalog.cache.max_bytes) // _SHARE_KEPT_OPEN
         self.keep_damaged = keep_damaged
+        self._ahead = ahead
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -243,11 +248,12 @@ class ShardPool:
                 self._open.move_to_end(shard)
                 return found
         # Unpacking may take long: threads that read other shards don't wait for it.
-        with self.diary.page.within(Stage.OPENING, shard):
+        gives_way = nullcontext() if self._ahead is None else self._ahead.waiting()
+        with gives_way, self.diary.page.within(Stage.OPENING, shard):
             opened = _open_listed(
                 self.catalog,
                 shard,
-                make_way=self._close_cached,
+                make_way=self._make_way,
                 keep_damaged=self.keep_damaged,
                 diary=self.diary,
             )
@@ -279,8 +285,17 @@ class ShardPool:
             spare -= opened[number].cached_bytes
         return opened if spare >= 0 or len(opened) == 1 else None
 
-    def _close_cached(self) -> None:
-        """Let go of what lies in the cache: room is needed there."""
+    def keep_only(self, shards: Iterable[int]) -> None:
+        """Let go of all other shards: the next steps don't need them."""
+        kept = set(shards)
+        with self._lock:
+            for number in self._open.keys() - kept:
+                del self._open[number]
+
+    def _make_way(self) -> None:
+        """Let go of what lies in the cache, and of what is on its way: room is needed there."""
+        if self._ahead is not None:
+            self._ahead.give_way()
         with self._lock:
             for number in [n for n, kept in self._open.items() if kept.cached_bytes]:
                 del self._open[number]

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import shardloader as sl
-from shardloader.reading.cache import Cache, _Filling
+from shardloader.reading.cache import Cache
 from shardloader.reading.catalog import open_catalog
+from shardloader.reading.filling import Filling
 from shardloader.reading.indexing import index_dataset
 from shardloader.reading.shard import ShardPool
 from tests.corpora import (
@@ -145,7 +146,7 @@ def test_one_reader_never_waits_for_room_that_it_takes_itself(tmp_path, monkeypa
         waited.append(filling)
         return sl.CacheError("full")
 
-    monkeypatch.setattr(_Filling, "_full", full)
+    monkeypatch.setattr(Filling, "_full", full)
     counts = (20,) * 6
     folder = pack(kept_corpus(counts), tmp_path / "packed")
     tar_size = max(path.stat().st_size for path in kept_corpus(counts).glob("*.tar"))

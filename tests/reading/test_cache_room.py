@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import gc
+import os
 import resource
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,8 +16,9 @@ import pytest
 
 from shardloader.errors import WorldError
 from shardloader.reading import cache_folder
-from shardloader.reading.cache import Cache
+from shardloader.reading.cache import Cache, key_of_identity
 from shardloader.reading.cache_folder import CacheFolder, Part
+from shardloader.reading.needs_files import NO_INDEX, NeedsFile, Told
 from tests.reading.origins import (
     MB,
     files,
@@ -137,6 +140,52 @@ def test_more_in_use_than_fits_is_an_error_in_words_after_a_while(cache):
         cache.tar(origin_of(9), patience_s=0.2)
     assert [bytes(each[512:513]) for each in held] == [b"\0", b"\1", b"\2"]
     assert is_tidy(cache)
+
+
+def test_many_who_wait_for_room_in_vain_give_up_together(cache):
+    """And not each after a wait of its own, behind the one before it."""
+    held = [cache.tar(origin_of(number, size=3 * MB)) for number in range(3)]
+    began = time.monotonic()
+
+    def ask(number):
+        with pytest.raises(WorldError, match="in use at once"):
+            cache.tar(origin_of(number), patience_s=2.0)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(ask, range(10, 26)))
+    assert time.monotonic() - began < 16
+    assert len(held) == 3
+
+
+def test_who_waits_goes_on_waiting_while_others_find_room(cache):
+    folder = CacheFolder(Path(cache.folder))
+    folder.make()
+    with folder.lock("alone.lock"):
+        os.utime(folder.path / "alone.lock", (0, 0))
+    assert folder.last_found_room() == 0
+    held = [cache.tar(origin_of(number, size=3 * MB)) for number in range(3)]
+    threading.Timer(0.2, held.clear).start()
+    cache.tar(origin_of(9), patience_s=20)
+    assert folder.last_found_room() > 0
+
+
+def test_what_a_reader_needs_is_removed_last_and_shown(cache):
+    for number in range(9):
+        cache.tar(origin_of(number))
+    needs = NeedsFile(Path(cache.folder))
+    keys = [key_of_identity(f"fake://{number}.tar") for number in (0, 1)]
+    needs.tell(0, 1, [Told(key, NO_INDEX, step, step) for step, key in enumerate(keys)])
+    use = cache.use()
+    assert (use.readers, use.needed, use.needed_bytes) == (1, 2, use.tar_bytes * 2 // 9)
+    for number in range(20, 28):
+        cache.tar(origin_of(number))
+    assert is_cached(cache, 0)
+    assert is_cached(cache, 1)
+    cache.tar(origin_of(30, size=8 * MB))
+    assert is_cached(cache, 0)
+    assert not is_cached(cache, 1)
+    needs.close()
+    assert cache.use().readers == 0
 
 
 def test_maps_that_can_be_had_again_are_let_go_where_room_is_needed(cache):

@@ -1,0 +1,154 @@
+"""What does a reader need next, what is fetched ahead of it, and what may go to make room?
+
+A need is a shard and the steps between which a reader opens it, first and last. Steps only grow,
+and a reader knows its coming ones, since the order is arithmetic; who it is, this module does not
+know. Needs of several readers, of other runs too, are compared by their depth: how many other
+shards that reader opens before. It needs no clock, and gives each reader the same right to what it
+needs next, however fast it goes.
+
+All of it is decisions on numbers: `prefetch` carries them out, `needs_files` tells other processes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from shardloader.reading.cache_folder import Entry
+
+NEVER: Final = math.inf
+_FAR: Final = 1 << 62
+EARLY: Final = 4.0  # a fetch begins when this many times its duration is left
+
+
+class Need(NamedTuple):
+    """A shard that is opened between two steps, both included."""
+
+    shard: int
+    first: int
+    last: int
+
+
+class Needs:
+    """A reader's coming needs, in the order of their first steps.
+
+    start, stop: the reader opens the shards of the steps start .. stop-1 now.
+    """
+
+    def __init__(self) -> None:
+        self.start = self.stop = 0
+        self._needs: list[Need] = []
+        self._latest: dict[int, int] = {}  # shards of the block taken last, and where they stand
+        self._over = self._begun = _FAR  # up to which `start` and `stop` nothing changes
+
+    def take(self, block: Iterable[Need]) -> None:
+        """Take the shards of steps that follow those taken so far, each shard once.
+
+        A shard of the block before goes on; one that comes again later is another need.
+        """
+        latest: dict[int, int] = {}
+        for need in sorted(block, key=lambda need: (need.first, need.shard)):
+            place = self._latest.get(need.shard)
+            if place is None:
+                place = len(self._needs)
+                self._needs.append(need)
+            else:
+                self._needs[place] = self._needs[place]._replace(last=need.last)
+            latest[need.shard] = place
+        self._latest = latest
+        self._note_changes()
+
+    def move_to(self, start: int, stop: int) -> bool:
+        """Go on to some steps; say whether needs have begun or ended."""
+        self.start, self.stop = max(self.start, start), max(self.stop, stop)
+        if self.start <= self._over and self.stop <= self._begun:
+            return False
+        kept = [(place, need) for place, need in enumerate(self._needs) if need.last >= self.start]
+        places = {old: new for new, (old, _) in enumerate(kept)}
+        self._latest = {s: places[n] for s, n in self._latest.items() if n in places}
+        self._needs = [need for _, need in kept]
+        self._note_changes()
+        return True
+
+    def _note_changes(self) -> None:
+        later = (need.first for need in self._needs if need.first >= self.stop)
+        self._over = min((need.last for need in self._needs), default=_FAR)
+        self._begun = next(later, _FAR)
+
+    def coming(self) -> Iterator[tuple[int, Need]]:
+        """Each need that is not over, with its depth: 0 where it has begun, else 1, 2, 3, ..."""
+        depth = 0
+        for need in self._needs:
+            depth += need.first >= self.stop
+            yield (depth if need.first >= self.stop else 0), need
+
+
+class Pace(NamedTuple):
+    """Seconds that a step takes, and that a fetched byte takes; None while it is not known."""
+
+    a_step: float | None = None
+    a_byte: float | None = None
+
+    def is_time(self, *, steps: int, num_bytes: int) -> bool:
+        """Whether to begin now with bytes that are needed after so many steps."""
+        if self.a_step is None or self.a_byte is None:
+            return True
+        return steps * self.a_step <= EARLY * num_bytes * self.a_byte
+
+
+class Coming(NamedTuple):
+    """A shard that is needed after so many steps (0: now), and whether it is there already.
+
+    is_possible: False where it can't be had now.
+    """
+
+    shard: int
+    num_bytes: int
+    steps: int
+    is_there: bool = False
+    is_possible: bool = True
+
+
+def next_to_fetch(
+    coming: Iterable[Coming], *, bound_bytes: int, pace: Pace, only_now: bool = False
+) -> Coming | None:
+    """Which shard is to be fetched next, of those that come, in their order; None for none.
+
+    What is needed now comes first. Of what is needed later at most `bound_bytes` are to be there,
+    counting what is there anyway, but one shard always may; and none is begun long before its
+    time. only_now: what is needed later has to wait.
+
+    >>> later = [Coming(7, 60, 0, is_there=True), Coming(3, 60, 5), Coming(4, 60, 9)]
+    >>> next_to_fetch(later, bound_bytes=100, pace=Pace()).shard
+    3
+    """
+    ahead = to_fetch = 0
+    for each in coming:
+        is_later = each.steps > 0
+        if is_later and ahead and ahead + each.num_bytes > bound_bytes:
+            return None
+        if not each.is_there and each.is_possible:
+            if is_later and only_now:
+                return None
+            to_fetch += each.num_bytes
+            is_first = not ahead
+            if is_first or not is_later or pace.is_time(steps=each.steps, num_bytes=to_fetch):
+                return each
+        ahead += each.num_bytes if is_later else 0
+    return None
+
+
+def removal_order(
+    entries: Sequence[Entry], depths: Mapping[bytes, float], *, below: float = -1.0
+) -> list[Entry]:
+    """The whole tars in the order in which they go: what is needed last, then the least used.
+
+    depths: by `Entry.key`; what is not among them is needed by nobody, and goes first. below:
+    only what is needed later than by this depth may go at all.
+    """
+    ranked = [(depths.get(entry.key, NEVER), entry) for entry in entries if not entry.is_part]
+    ranked = [each for each in ranked if each[0] > below]
+    return [entry for _, entry in sorted(ranked, key=lambda x: (-x[0], x[1].used_ns, x[1].name))]
