@@ -22,6 +22,7 @@ from tests.servers.proxy import FaultProxy
 
 COUNTS = (5, 4, 7, 6)
 PATIENCE = {"first_s": 0.01, "longest_s": 0.02, "stall_s": 1.0}
+HANG_S = 60
 _numbers = itertools.count()
 
 
@@ -55,11 +56,17 @@ def loader(source, **options):
     return loader_of(source, batch_size=3, grid=sl.Grid(ranks=1, workers=1, batch=3), **options)
 
 
-def test_whatever_shards_meet_the_batches_are_those_of_the_local_copy(place, local, tmp_path):
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_whatever_shards_meet_the_batches_are_those_of_the_local_copy(
+    num_workers, place, local, tmp_path
+):
     proxy, url, options = place
     on_shards = ("status", "reset", "cut", "short", "page", "damage", "stall")
     faults = [Fault(kind=kind, path="*.tar", times=1) for kind in on_shards]
     faults += [
+        Fault(kind="expired", path="*.tar", times=1)  # case D05
+        if url.startswith("s3")
+        else Fault(kind="status", status=403, path="*.tar", times=1),
         Fault(kind="changed", path="*.tar", method="HEAD", after=1, times=1),
         Fault(kind="page", path="*.tar", method="HEAD", after=3, times=1),
         Fault(kind="status", path="*.tar", method="HEAD", status=429, retry_after=0, times=1),
@@ -69,8 +76,14 @@ def test_whatever_shards_meet_the_batches_are_those_of_the_local_copy(place, loc
     ]
     proxy.follow(Plan(faults=tuple(faults)))
     cache = sl.Cache(tmp_path / "cache")
-    read = contents(loader(url, cache=cache, storage_options=options))
-    assert read == contents(loader(local))
+    remote = loader(
+        url,
+        cache=cache,
+        storage_options=options,
+        num_workers=num_workers,
+        timeout=HANG_S if num_workers else 0,
+    )
+    assert contents(remote) == contents(loader(local))
     assert [fault.kind for fault, met in zip(faults, proxy.met, strict=True) if not met] == []
     kept = {file.read_bytes() for file in Path(cache.folder).glob("*.cached")}
     files = [*local.glob("*.tar"), *local.glob("*.index")]
