@@ -143,7 +143,8 @@ def _in_a_process(name: str, endpoint: str, work: str, size: Size) -> Any:
     return json.loads(done.stdout)
 
 
-def _fill(folder: Path, size: Size) -> None:
+def fill(folder: Path, size: Size) -> None:
+    """Write the files that are asked for."""
     (folder / "bucket" / "small").mkdir(parents=True)
     for number in range(size.shards):
         (folder / "bucket" / f"shard-{number}.tar").write_bytes(os.urandom(size.shard_bytes))
@@ -157,13 +158,13 @@ def report(*, size: Size, rounds: int, latency: float) -> dict[str, Any]:
         raise SystemExit("nginx is not installed: apt-get install nginx-light")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="stores-")))
-        _fill(folder, size)
+        fill(folder, size)
         near = stack.enter_context(nginx_server(folder))
         words = ("--to", near, "--latency", str(latency))
         far = stack.enter_context(started(sys.executable, "-m", "tests.servers.proxy", *words))
         places = {"loopback": near, f"{latency * 1000:g} ms": far}
         figures: dict[str, Any] = {
-            f"{work}, {place}": _compare(url, work, size, rounds)
+            f"{work}, {place}": compare(url, work, size, rounds)
             for place, url in places.items()
             for work in WORKS
         }
@@ -173,7 +174,8 @@ def report(*, size: Size, rounds: int, latency: float) -> dict[str, Any]:
     return figures
 
 
-def _compare(endpoint: str, work: str, size: Size, rounds: int) -> dict[str, Any]:
+def compare(endpoint: str, work: str, size: Size, rounds: int) -> dict[str, Any]:
+    """One kind of work at one place, the clients in turn."""
     taken: dict[str, list[dict[str, Any]]] = {name: [] for name in CLIENTS}
     for number in range(rounds):
         for name in CLIENTS if number % 2 else CLIENTS[::-1]:

@@ -11,9 +11,19 @@ import errno
 import math
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
+
+from shardloader.errors import StoreError, WorldError
+
+
+class PastEndError(StoreError):
+    """The file ends before the bytes that were asked for."""
+
+
+Wanted: TypeAlias = Literal["give the file", "take the file", "list its files"]
 
 
 class Trouble(Enum):
@@ -168,3 +178,46 @@ def _trouble_of_kind(error: BaseException) -> Trouble:
         isinstance(error, OSError) and error.errno in _PASSING_ERRNOS
     )
     return Trouble.PASSING if is_passing or names & _PASSING_CLASSES else Trouble.LASTING
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What was wrong, in words without secrets. asked_s: how long the server asks to wait."""
+
+    trouble: Trouble
+    words: str
+    asked_s: float | None = None
+
+
+def error_of(
+    shown: str, failure: Failure, attempts: int, wanted: Wanted = "give the file"
+) -> WorldError:
+    """What to raise for a failure at the file that messages call `shown`."""
+    trouble, words = failure.trouble, failure.words
+    if trouble is Trouble.MISSING and wanted == "take the file":
+        return WorldError(
+            f"{shown}: the store has no such place ({words}): make the bucket, or give another URL"
+        )
+    if trouble is Trouble.MISSING:
+        return WorldError(
+            f"{shown}: the store has no such file ({words}): put it there, or give the folder's "
+            "right URL"
+        )
+    if trouble is Trouble.DENIED:
+        return StoreError(
+            f"{shown}: the store refuses these credentials, also of a new client ({words}): renew "
+            "them, or give others with storage_options="
+        )
+    if trouble is Trouble.PAST_END:
+        return PastEndError(f"{shown}: the file ends before the bytes asked for ({words})")
+    if trouble is Trouble.LASTING:
+        return StoreError(
+            f"{shown}: the store does not {wanted}, and would not at another attempt "
+            f"({words}): look at the URL and at storage_options="
+        )
+    asked = f", and asks to wait {failure.asked_s:g} s" if failure.asked_s else ""
+    goes_on = "a checkpoint resumes" if wanted == "give the file" else "the same command goes on"
+    return StoreError(
+        f"{shown}: the store does not {wanted}, after {attempts} attempts ({words}{asked}): look "
+        f"whether it can be reached from here and start the run again; {goes_on} where it was"
+    )

@@ -18,7 +18,7 @@ import os
 import re
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
 from shardloader.errors import (
@@ -27,12 +27,20 @@ from shardloader.errors import (
     ShardLoaderError,
     StoreError,
     UsageError,
-    WorldError,
 )
 from shardloader.format.urls import HIDDEN, without_secrets
 from shardloader.reading.clients import EXTRAS, HTTP, new_client
 from shardloader.reading.diary import Diary, Stage
-from shardloader.reading.faults import Trouble, retry_after_of, trouble_of, underlying
+from shardloader.reading.faults import (
+    Failure,
+    PastEndError,
+    Trouble,
+    Wanted,
+    error_of,
+    retry_after_of,
+    trouble_of,
+    underlying,
+)
 from shardloader.reading.patience import OPTION, Attempts, Patience, one_request
 from shardloader.reading.traffic import Meter
 
@@ -41,7 +49,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-Wanted: TypeAlias = Literal["give the file", "take the file", "list its files"]
 
 logger = logging.getLogger("shardloader")
 
@@ -55,10 +62,6 @@ _CREDENTIALS: Final = re.compile(
     r"key|secret|token|password|user|sas|auth|cred|conn|header|cookie|profile|cert", re.IGNORECASE
 )
 _LEAST_SECRET: Final = 4  # letters; shorter values of options are no secrets, and parts of words
-
-
-class _PastEndError(StoreError):
-    """The file ends before the bytes that were asked for."""
 
 
 class ShortBodyError(StoreError):
@@ -78,13 +81,6 @@ class FileStatus:
 
     size: int | None
     version: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    trouble: Trouble
-    words: str
-    asked_s: float | None  # how long the server asks to wait
 
 
 class Store:
@@ -190,13 +186,13 @@ class Store:
             is_passing = failure.trouble is Trouble.PASSING
             wait = attempts.wait_s(failure.asked_s) if is_passing else None
             if wait is None:
-                raise _error(shown, failure, attempts.made, wanted)
+                raise error_of(shown, failure, attempts.made, wanted)
             logger.info("%s: %s; trying again in %.3g s", shown, failure.words, wait)
             diary.count(retries=1)
             with diary.page.within(Stage.RETRYING):
                 time.sleep(wait)
 
-    def _tried(self, request: Callable[[Any], _T]) -> tuple[_T | None, _Failure | None]:
+    def _tried(self, request: Callable[[Any], _T]) -> tuple[_T | None, Failure | None]:
         try:
             client = self._client_here()
             with one_request(self._host, self.patience):
@@ -207,7 +203,7 @@ class Store:
         # A backend may raise anything, and what it raises may show secrets.
         except Exception as error:  # noqa: BLE001
             words = self._words_of(underlying(error))
-            return None, _Failure(trouble_of(error), words, retry_after_of(error))
+            return None, Failure(trouble_of(error), words, retry_after_of(error))
         if isinstance(answer, bytes):
             self.meter.add(received_bytes=len(answer))
         return answer, None
@@ -264,37 +260,6 @@ def _leaves(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield from _leaves(value, f"{prefix}{name}.")
         elif isinstance(value, str | int | float):
             yield f"{prefix}{name}", value
-
-
-def _error(shown: str, failure: _Failure, attempts: int, wanted: Wanted) -> WorldError:
-    trouble, words = failure.trouble, failure.words
-    if trouble is Trouble.MISSING and wanted == "take the file":
-        return WorldError(
-            f"{shown}: the store has no such place ({words}): make the bucket, or give another URL"
-        )
-    if trouble is Trouble.MISSING:
-        return WorldError(
-            f"{shown}: the store has no such file ({words}): put it there, or give the folder's "
-            "right URL"
-        )
-    if trouble is Trouble.DENIED:
-        return StoreError(
-            f"{shown}: the store refuses these credentials, also of a new client ({words}): renew "
-            "them, or give others with storage_options="
-        )
-    if trouble is Trouble.PAST_END:
-        return _PastEndError(f"{shown}: the file ends before the bytes asked for ({words})")
-    if trouble is Trouble.LASTING:
-        return StoreError(
-            f"{shown}: the store does not {wanted}, and would not at another attempt "
-            f"({words}): look at the URL and at storage_options="
-        )
-    asked = f", and asks to wait {failure.asked_s:g} s" if failure.asked_s else ""
-    goes_on = "a checkpoint resumes" if wanted == "give the file" else "the same command goes on"
-    return StoreError(
-        f"{shown}: the store does not {wanted}, after {attempts} attempts ({words}{asked}): look "
-        f"whether it can be reached from here and start the run again; {goes_on} where it was"
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,7 +337,7 @@ class RemoteFile:
         """
         try:
             return self._range(start, stop)
-        except _PastEndError:
+        except PastEndError:
             return b""
 
     def _range(self, start: int, stop: int) -> bytes:
@@ -389,7 +354,7 @@ class RemoteFile:
         while at < size:
             try:
                 piece = self._piece(at, min(at + PIECE_BYTES, size), size)
-            except _PastEndError:
+            except PastEndError:
                 return
             yield piece
             at += len(piece)

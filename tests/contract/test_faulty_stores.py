@@ -24,7 +24,7 @@ from tests.servers.proxy import FaultProxy
 CONTENT = bytes(range(256)) * 40
 PIECE = 4096
 HANG_S = 60
-QUICK = {"attempts": 4, "first_s": 0.01, "longest_s": 0.02, "stall_s": 1.0}
+QUICK = {"attempts": 4, "first_s": 0.01, "longest_s": 0.02}
 FILE = "*a.tar"
 _numbers = itertools.count()
 
@@ -90,7 +90,6 @@ FAULTS = {
     "reset": Fault(kind="reset", after=1, times=2),
     "cut": Fault(kind="cut", after=1, times=2),
     "short": Fault(kind="short", after=1, times=2),
-    "stall": Fault(kind="stall", after=1, times=1),
     "page": Fault(kind="page", after=1, times=2),
     "page first": Fault(kind="page", times=1),
 }
@@ -104,12 +103,18 @@ def test_a_fault_that_passes_changes_no_byte(place, fault):
     assert place.proxy.counts()["requests"] == 3 + (FAULTS[fault].times or 0)
 
 
+def test_a_stalled_stream_is_ended_and_taken_up_again(place):
+    place.file(Fault(kind="stall", after=1, times=1))
+    assert read(place.file_of(stall_s=1.0)) == CONTENT
+    assert place.proxy.met == [1]
+
+
 @pytest.mark.parametrize("fault", ["503", "reset", "stall", "short"])
 def test_a_fault_that_does_not_pass_is_an_error_in_time(place, fault, caplog):
     caplog.set_level(logging.DEBUG, "shardloader")
     place.file(Fault(kind="status") if fault == "503" else Fault(kind=fault))
     with pytest.raises(StoreError, match=r"a\.tar") as caught:
-        read(place.file_of(stall_s=0.3))
+        read(place.file_of(stall_s=0.3 if fault == "stall" else HANG_S))
     assert place.proxy.counts()["requests"] in {3, 4}  # bodies that are short are asked for thrice
     shown = f"{caught.value} {caplog.text}"
     assert "s3cretToken" not in shown
@@ -161,13 +166,13 @@ def test_another_etag_is_another_version(place):
 def test_no_more_requests_are_open_at_once_than_are_said(place):
     file = place.file_of(in_flight=3)
     file.status()
-    place.file(latency_s=0.05)
+    place.file(latency_s=0.2)
     threads = [threading.Thread(target=file.whole) for _ in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(HANG_S)
-    assert place.proxy.most_at_once == 3
+    assert 1 < place.proxy.most_at_once <= 3
     assert place.proxy.counts()["requests"] == 12
 
 
