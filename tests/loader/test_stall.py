@@ -97,7 +97,7 @@ def test_a_transform_that_hangs_is_named_with_worker_shard_and_sample(way, heard
     text = listener.words[0]
     who = "worker 1" if way["num_workers"] else "thread MainThread"
     shard = kept_corpus(COUNTS) / "shard-0001.tar"
-    assert f"for batch 3 of this pass: {who} is in transform=, with sample 6 of {shard}" in text
+    assert f"of this pass: {who} is in transform=, with sample 6 of {shard}, since" in text
 
 
 @pytest.mark.parametrize("way", WAYS)
