@@ -166,6 +166,25 @@ def side_of(device: torch.device | None) -> Side | None:
     return CudaSide(torch.device("cuda", number))
 
 
+class ToPin:
+    """A batch on its way through DataLoader's thread, which pins it: as what it is.
+
+    By itself torch would make lists of tuples, and leave out what dataclasses hold.
+    """
+
+    __slots__ = ("batch",)
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __reduce__(self) -> tuple[type[ToPin], tuple[Any]]:
+        return ToPin, (self.batch,)
+
+    def pin_memory(self, *_: Any) -> ToPin:
+        """The same in pinned memory; torch calls this."""
+        return ToPin(rebuilt(self.batch, lambda tensor: tensor.pin_memory(), lambda value: value))
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class _Load:
     """A batch on its way: what it was and is, what is to be kept, and when it will be there."""
@@ -249,8 +268,11 @@ class Ahead(Iterator[Any]):
             load.late = True
             return value
 
+        batch = carried.batch if is_carrier else carried
+        if type(batch) is ToPin:
+            batch = batch.batch
         with side.copying():
-            load.batch = rebuilt(carried.batch if is_carrier else carried, copied, later)
+            load.batch = rebuilt(batch, copied, later)
             load.event = side.event()
         return load
 

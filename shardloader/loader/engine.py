@@ -146,6 +146,7 @@ class Engine:
                     collate_fn=self._collate_fn,
                     meta=self._meta,
                     tally=self._tally,
+                    pins=self._side is not None and self._num_workers > 0,
                 )
             )
             loader: DataLoader[Any] = DataLoader(

@@ -68,6 +68,14 @@ class LoaderIterator(Iterator[Any]):
         asked = self._meter.now()
         if self._vigil is not None:
             self._vigil.asked = asked
+        try:
+            return self._next(asked)
+        except BaseException:
+            if self._vigil is not None:
+                self._vigil.asked = None
+            raise
+
+    def _next(self, asked: float) -> Any:
         if self._given == 0 and not self._failed:
             self._start(asked)
         self._check_current()
@@ -77,15 +85,15 @@ class LoaderIterator(Iterator[Any]):
             raise StopIteration
         batch = self._fetch()
         self._check_current()  # another thread may have moved the position meanwhile
+        self._came = self._meter.received(asked, self._came)
+        if self._vigil is not None:
+            self._vigil.came(self._given)
         self._given += 1
         is_last = self._given == self._num_steps
         if is_last:
             self._let_go()
             self._ended = True
         self._progress.receive(schedule.dealing.consumed_after(self._given), is_last=is_last)
-        self._came = self._meter.received(asked, self._came)
-        if self._vigil is not None:
-            self._vigil.came(self._given - 1)
         return batch
 
     def _start(self, asked: float) -> None:

@@ -93,12 +93,12 @@ class Vigil:
         """Stop watching."""
         self._over.set()
 
-    def came(self, step: int) -> None:
+    def came(self, number: int) -> None:
         """The batch is here: say so if it was waited for aloud."""
         asked, self.asked = self.asked, None
         if asked is not None and asked == self._told:
             waited = self._now() - asked
-            log.warning("the batch of step %d came after %.1f s; the run goes on", step, waited)
+            log.warning("batch %d of this pass came after %.1f s; the run goes on", number, waited)
 
     def _watch(self) -> None:
         pause = self._limit_s

@@ -21,6 +21,7 @@ from shardloader.dataset.recipe import pickling_error
 from shardloader.dataset.samples import SampleReader
 from shardloader.dataset.skipping import Carrier
 from shardloader.errors import UsageError
+from shardloader.loader.device import ToPin
 from shardloader.loader.parcel import Parcel
 from shardloader.loader.read_ahead import read_ahead
 from shardloader.loader.ring import Sender
@@ -51,7 +52,8 @@ class StreamOptions:
     accumulate: steps of an optimiser step; is_grouped: whether batches carry `__group_valid__`;
     decode_threads: threads that decode what is slow to decode, where there are no workers;
     in_flight: batches of a worker that are made or being read at a time; num_readers: workers, or
-    ranks without any, that read on this node; tally: where workers count what they ask of a store.
+    ranks without any, that read on this node; tally: where workers count what they ask of a store;
+    pins: whether batches of workers are pinned for a device.
     """
 
     recipe: Recipe
@@ -65,6 +67,7 @@ class StreamOptions:
     collate_fn: Collate | None
     meta: str
     tally: Tally
+    pins: bool
 
 
 class BatchStream(IterableDataset[Any]):
@@ -186,7 +189,8 @@ class BatchStream(IterableDataset[Any]):
         page = self.diary.page
         for batch in batches:
             carrier = self._with_counts(batch)
-            packed = carrier._replace(batch=pack(carrier.batch))
+            packed = pack(carrier.batch)
+            packed = carrier._replace(batch=ToPin(packed) if self._options.pins else packed)
             page.begin(Stage.IDLE)
             page.made()
             yield packed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import pickle
 import weakref
 from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data._utils.pin_memory import pin_memory
 
 import shardloader as sl
 from shardloader.dataset.skipping import Carrier
-from shardloader.loader.device import Ahead, checked_device, rebuilt, side_of
+from shardloader.loader.device import Ahead, ToPin, checked_device, rebuilt, side_of
 from shardloader.reading.counts import Counts
 from tests.corpora import contents, kept_corpus, loader_of
 from tests.loader.sides import NOT_THERE, FakeSide
@@ -215,6 +217,16 @@ def test_an_object_with_a_to_of_its_own_is_moved_when_it_is_given():
     given = ahead_of([{"x": Movable()}, {"x": Movable()}], side)
     assert next(given)["x"].where == "there"
     assert side.count("moved") == 1  # the second one is held, and not moved yet
+
+
+def test_pinning_in_dataloaders_thread_changes_no_container(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 100)
+    batch = (torch.ones(1), Held(torch.ones(1), "n"), ["a"])
+    carrier = pickle.loads(pickle.dumps(Carrier(ToPin(batch))))
+    pinned = pin_memory(carrier)
+    image, held, texts = next(ahead_of([pinned], FakeSide())).batch
+    assert (image.item(), held.image.item(), held.name, texts) == (101, 101, "n", ["a"])
+    assert type(pinned.batch.batch) is tuple
 
 
 def test_what_travels_with_a_batch_stays_with_it():
