@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardloader.dataset.skipping import Carrier
 from shardloader.errors import StaleIteratorError, WorldError
+from shardloader.loader.accelerated import Pass
 
 if TYPE_CHECKING:
     from shardloader.dataset.batches import Row
@@ -37,6 +38,7 @@ class LoaderIterator(Iterator[Any]):
         self._batches: Iterator[Any] | None = None
         self._rows: Iterator[Row] | None = None
         self._leg: Leg | None = None
+        self._pass: Pass | None = None
         self._given = 0
         self._num_batches = 0
         self._num_steps = 0
@@ -49,6 +51,7 @@ class LoaderIterator(Iterator[Any]):
     def __next__(self) -> Any:
         """The next batch; raises StaleIteratorError once the iterator is out of date."""
         if self._ended:
+            self._leave()
             self._check_not_moved()
             raise StopIteration
         if self._given == 0 and not self._failed:
@@ -62,6 +65,8 @@ class LoaderIterator(Iterator[Any]):
         self._check_current()  # another thread may have moved the position meanwhile
         self._given += 1
         is_last = self._given == self._num_steps
+        if self._pass is not None:
+            self._pass.end_of_dataloader = self._given == self._num_batches
         if is_last:
             self._let_go()
             self._ended = True
@@ -78,6 +83,8 @@ class LoaderIterator(Iterator[Any]):
         if self._num_batches:
             self._rows = progress.rows_to_log(self._schedule)
             self._leg = self._account.begin(self._schedule, progress.topology.rank)
+            self._leave()
+            self._pass = Pass(self)
             self._batches = self._engine.batches(
                 self._schedule, progress.recipe, epoch=progress.position.epoch
             )
@@ -150,9 +157,16 @@ class LoaderIterator(Iterator[Any]):
     def _end(self, schedule: Schedule | None) -> None:
         """The end without a last batch: an empty pass, no data, or "join" on a shorter rank."""
         self._let_go()
+        self._leave()
         self._ended = True
         if schedule is not None:
             self._progress.receive(schedule.dealing.length, is_last=True)
+
+    def _leave(self) -> None:
+        """Let a trainer turn to whatever it iterated before."""
+        if self._pass is not None:
+            self._pass.leave()
+            self._pass = None
 
     def _let_go(self) -> None:
         """Let workers that are not persistent end."""
