@@ -32,10 +32,9 @@ class Pass:
         state = sys.modules.get("accelerate.state")
         if state is None:
             return
-        gradients = state.GradientState()
-        gradients._add_dataloader(self)  # noqa: SLF001  # as its own loaders do
+        state.GradientState()._add_dataloader(self)  # noqa: SLF001  # as its own loaders do
         # An iterator that a loop has let go never says that it is left.
-        leave = finalize(iterator, gradients._remove_dataloader, self)  # noqa: SLF001
+        leave = finalize(iterator, _forget, state.GradientState, self)
         leave.atexit = False
         self._leave = leave
 
@@ -43,3 +42,8 @@ class Pass:
         """Whoever was named before is named again."""
         if self._leave is not None:
             self._leave()
+
+
+def _forget(gradient_state: Any, named: Pass) -> None:
+    """Take a pass out again. The state is asked for anew: it may have been reset meanwhile."""
+    gradient_state()._remove_dataloader(named)  # noqa: SLF001

@@ -34,3 +34,9 @@ def test_the_workers_that_ray_starts_anew_read_every_sample_once(started):
     assert history.attempts == 2
     assert history.superseded > 0
     assert run.told("result") == {"epoch": 2}
+
+
+def test_rays_own_wrapper_takes_a_batch_that_training_has_not_had(started):
+    """Why docs/trainers.md leaves prepare_data_loader out."""
+    assert started.wait() == 0, started.printed()
+    assert started.run.told("ahead") == 2
