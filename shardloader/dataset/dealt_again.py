@@ -30,7 +30,8 @@ def refuse_second_dealing(dataset: Any, *, world_size: int) -> None:
     raise UsageError(
         f"a ShardDataset divides itself over the ranks, here {world_size}, and Accelerate's "
         "prepare() would divide it again: samples would be lost. Give prepare() a ShardLoader, "
-        "which it leaves as it is; or leave the DataLoader out of prepare(); or, for Accelerate to "
+        "which it leaves as it is (in Hugging Face's Trainer, return it from "
+        "get_train_dataloader); or leave the DataLoader out of prepare(); or, for Accelerate to "
         "divide it, ShardDataset(topology=Topology(rank=0, world_size=1)) and "
         "DataLoaderConfiguration(dispatch_batches=False), whose fillings are not marked"
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardloader.dataset.skipping import Carrier
 from shardloader.errors import StaleIteratorError, WorldError
+from shardloader.loader.accelerated import Pass
 from shardloader.loader.stall import Vigil, told
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class LoaderIterator(Iterator[Any]):
         self._stall_s = stall_s
         self._wait = _Wait()
         self._vigil: Vigil | None = None
+        self._pass: Pass | None = None
         self._given = 0
         self._num_batches = 0
         self._num_steps = 0
@@ -63,6 +65,7 @@ class LoaderIterator(Iterator[Any]):
     def __next__(self) -> Any:
         """The next batch; raises StaleIteratorError once the iterator is out of date."""
         if self._ended:
+            self._leave()
             self._check_not_moved()
             raise StopIteration
         asked = self._meter.now()
@@ -90,6 +93,8 @@ class LoaderIterator(Iterator[Any]):
             self._vigil.came(self._given)
         self._given += 1
         is_last = self._given == self._num_steps
+        if self._pass is not None:
+            self._pass.end_of_dataloader = self._given == self._num_batches
         if is_last:
             self._let_go()
             self._ended = True
@@ -108,6 +113,8 @@ class LoaderIterator(Iterator[Any]):
         if self._num_batches:
             self._rows = progress.rows_to_log(self._schedule)
             self._leg = self._account.begin(self._schedule, progress.topology.rank)
+            self._leave()
+            self._pass = Pass(self)
             self._batches = self._engine.batches(
                 self._schedule, progress.recipe, epoch=progress.position.epoch
             )
@@ -189,9 +196,16 @@ class LoaderIterator(Iterator[Any]):
     def _end(self, schedule: Schedule | None) -> None:
         """The end without a last batch: an empty pass, no data, or "join" on a shorter rank."""
         self._let_go()
+        self._leave()
         self._ended = True
         if schedule is not None:
             self._progress.receive(schedule.dealing.length, is_last=True)
+
+    def _leave(self) -> None:
+        """Let a trainer turn to whatever it iterated before."""
+        if self._pass is not None:
+            self._pass.leave()
+            self._pass = None
 
     def _let_go(self) -> None:
         """Let workers that are not persistent end."""

@@ -240,7 +240,10 @@ class LoaderDataset(IterableDataset[Any]):
         raise UsageError(
             "this dataset is already divided over ranks and workers by its ShardLoader, and "
             "whatever iterates it now would divide it again: iterate the ShardLoader itself, or "
-            "give the ShardDataset (loader.dataset.source) to a loader of your own"
+            "give the ShardDataset (loader.dataset.source) to a loader of your own. To go on in "
+            "mid-epoch, loader.load_state_dict(state) or loader.skip(steps) takes the place of "
+            "Accelerate's skip_first_batches, which Hugging Face's Trainer leaves out with "
+            "TrainingArguments(ignore_data_skip=True)"
         )
 
     def set_epoch(self, epoch: int) -> None:

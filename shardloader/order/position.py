@@ -52,6 +52,11 @@ class Position:
                 f"with {length - self.consumed} samples unread; epoch {epoch} starts from its "
                 "beginning"
             )
+        elif self.loaded:
+            note = (
+                f"set_epoch({epoch}) leaves the loaded state, which stands at the beginning of "
+                f"epoch {self.epoch}: no sample of it was read, and epoch {epoch} comes next"
+            )
         return Position(epoch=epoch), note
 
     def begin(self, *, length: int) -> tuple[Position, str | None]:

@@ -21,7 +21,7 @@ DISPATCH: tuple[bool | None, ...] = (None, True, False)
 
 def made(what: str, corpus: str) -> Any:
     """What a user would hand to `prepare`."""
-    if what == "loader":
+    if what in {"loader", "split"}:
         return sl.ShardLoader(sl.ShardDataset(corpus), batch_size=2)
     # Every rank has all samples, for Accelerate to deal, or each has its own already.
     alone = sl.Topology(rank=0, world_size=1) if what == "whole" else None
@@ -39,7 +39,9 @@ def lists(samples: list[Any]) -> dict[str, Any]:
 
 def read(what: str, corpus: str, dispatch: bool | None) -> dict[str, Any]:
     """What this rank gets, or the error."""
-    configuration = DataLoaderConfiguration(dispatch_batches=dispatch)
+    configuration = DataLoaderConfiguration(
+        dispatch_batches=dispatch, split_batches=what == "split"
+    )
     accelerator = Accelerator(cpu=True, dataloader_config=configuration)
     loader = accelerator.prepare(made(what, corpus))
     try:
@@ -59,9 +61,9 @@ def read(what: str, corpus: str, dispatch: bool | None) -> dict[str, Any]:
 def main() -> None:
     """Write down what came of each way."""
     corpus, out = sys.argv[1:]
-    asked = (
-        [("loader", d) for d in DISPATCH] + [("whole", False)] + [("twice", d) for d in DISPATCH]
-    )
+    asked = [(what, d) for what in ("loader", "split", "twice") for d in DISPATCH] + [
+        ("whole", False)
+    ]
     told = {f"{what} {dispatch}": read(what, corpus, dispatch) for what, dispatch in asked}
     accelerator = Accelerator(cpu=True)
     Path(out, f"rank-{accelerator.process_index}.json").write_text(json.dumps(told))

@@ -37,8 +37,11 @@ def told(tmp_path_factory):
 
 
 @pytest.mark.parametrize("dispatch", [None, True, False])
-def test_a_shard_loader_comes_out_of_prepare_as_it_is_and_gives_each_sample_once(told, dispatch):
-    ranks = told[f"loader {dispatch}"]
+@pytest.mark.parametrize("what", ["loader", "split"])
+def test_a_shard_loader_comes_out_of_prepare_as_it_is_and_gives_each_sample_once(
+    told, what, dispatch
+):
+    ranks = told[f"{what} {dispatch}"]
     assert all(rank["untouched"] for rank in ranks)
     assert [rank["steps"] for rank in ranks] == [3, 3]
     rows = [row for rank in ranks for row in rank["rows"]]

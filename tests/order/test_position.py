@@ -55,7 +55,12 @@ def test_set_epoch_with_the_epoch_that_the_state_had_finished_gives_an_empty_pas
 
 @pytest.mark.parametrize("epoch", [0, 3, 6])
 def test_set_epoch_with_any_other_starts_that_epoch_from_its_beginning(epoch):
-    assert FINISHED.set_epoch(epoch, length=LENGTH) == (Position(epoch=epoch), None)
+    position, note = FINISHED.set_epoch(epoch, length=LENGTH)
+    assert position == Position(epoch=epoch)
+    assert note is not None
+    assert f"set_epoch({epoch}) leaves the loaded state" in note
+    assert "beginning of epoch 5: no sample" in note
+    assert Position(epoch=5).set_epoch(epoch, length=LENGTH) == (Position(epoch=epoch), None)
     position, note = LOADED.set_epoch(epoch, length=LENGTH)
     assert position == Position(epoch=epoch)
     assert note is not None
