@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from benchmarks import flatness, indexing, memory, planning, resume, verifying
+from benchmarks import flatness, indexing, memory, planning, resume, verifying, writing_memory
 
 
 def test_planning_is_measured_for_every_window():
@@ -61,3 +61,13 @@ def test_the_memory_of_a_worker_is_told_by_window_and_epoch():
     figures = memory.report(memory._options(words))
     assert set(figures) == {"idle", "window 100"}
     assert all(len(peaks) == 2 and min(peaks) > 0 for peaks in figures.values())
+
+
+def test_writing_takes_no_more_memory_for_an_input_of_five_times_the_size():
+    words = ["--shuffled-mb", "60", "300", "--members", "4000", "20000"]
+    peaks = dict(writing_memory.report(writing_memory._options(words)))
+    few, many, small, large = peaks.values()
+    assert many < few + 30  # an index of 20,000 members is a few megabytes
+    # what differs is how full the buffers of each process are: were the input held, it were 240
+    assert large < small + 150
+    assert large < 500
