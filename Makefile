@@ -57,6 +57,7 @@ show: $(STAMP) ## the figures of the README: planning, state and resume, measure
 	$(BIN)/python benchmarks/shuffle_quality.py
 	$(BIN)/python benchmarks/flatness.py
 	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.writing_memory
 	$(BIN)/python benchmarks/indexing.py
 	$(BIN)/python benchmarks/verifying.py
 

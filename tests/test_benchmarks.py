@@ -6,7 +6,16 @@ import re
 
 import pytest
 
-from benchmarks import flatness, indexing, memory, metering, planning, resume, verifying
+from benchmarks import (
+    flatness,
+    indexing,
+    memory,
+    metering,
+    planning,
+    resume,
+    verifying,
+    writing_memory,
+)
 
 
 def test_planning_is_measured_for_every_window():
@@ -73,3 +82,13 @@ def test_what_the_counts_cost_a_step_is_told_beside_the_step(monkeypatch, capsys
         "values",
     ]
     assert "of a step of 10 ms" in told
+
+
+def test_writing_takes_no_more_memory_for_an_input_of_five_times_the_size():
+    words = ["--shuffled-mb", "60", "300", "--members", "4000", "20000"]
+    peaks = dict(writing_memory.report(writing_memory._options(words)))
+    few, many, small, large = peaks.values()
+    assert many < few + 30  # an index of 20,000 members is a few megabytes
+    # what differs is how full the buffers of each process are: were the input held, it were 240
+    assert large < small + 150
+    assert large < 500

@@ -29,7 +29,7 @@ from shardloader.order.grid import Grid
 from shardloader.order.window import DEFAULT_WINDOW, Shuffle
 from shardloader.planning.picture import picture
 from shardloader.planning.plan import plan as make_plan
-from shardloader.reading.catalog import open_catalog
+from shardloader.reading.catalog import earlier, open_catalog
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -153,7 +153,9 @@ def _add_order(group: argparse._ArgumentGroup) -> None:
 def run(options: argparse.Namespace) -> int:
     """Plan, and say what comes out."""
     _check(options)
+    state = None if options.state is None else _state(options.state)
     catalog, counts = _source(options)
+    catalog = _as_it_was(catalog, state)
     plan = make_plan(
         counts if catalog is None else catalog.manifest,
         batch_size=options.batch_size,
@@ -165,7 +167,7 @@ def run(options: argparse.Namespace) -> int:
         shuffle=_shuffle(options),
         grid=_grid(options.grid),
         steps_per_epoch=options.steps_per_epoch,
-        state=None if options.state is None else _state(options.state),
+        state=state,
         accumulate=options.accumulate,
         global_batch=options.global_batch,
     )
@@ -227,6 +229,14 @@ def _source(options: argparse.Namespace) -> tuple[Catalog | None, NDArray[np.int
             f"{_MOST_SHARDS:,} shards, not {options.counts!r}"
         )
     return None, np.full(int(match[1]), int(match[2]), dtype=np.int64)
+
+
+def _as_it_was(catalog: Catalog | None, state: Any) -> Catalog | None:
+    """Give the dataset that a state was made with, where shards were appended to it since."""
+    digest = state.get("dataset") if isinstance(state, dict) else None
+    if catalog is None or not isinstance(digest, str) or digest == catalog.manifest.digest:
+        return catalog
+    return earlier(catalog, digest) or catalog
 
 
 def _shuffle(options: argparse.Namespace) -> bool | Shuffle:

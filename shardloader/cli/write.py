@@ -12,6 +12,7 @@ from shardloader.cli import report
 from shardloader.cli.sources import add_storage_options, at_least_one, json_object
 from shardloader.errors import UsageError
 from shardloader.format.urls import without_secrets
+from shardloader.writing.appended import APPENDED_NAME
 from shardloader.writing.destination import REFUSED_NAME
 from shardloader.writing.foretell import PlannedShard, foretell
 from shardloader.writing.job import make_job
@@ -197,8 +198,9 @@ def run(options: argparse.Namespace) -> int:
         report.print_json(document)
     else:
         _print(options, document)
-    fails = options.dry_run and document["refused"] and options.on_error == "raise"
-    return 1 if fails else 0
+    would_fail = document["refused"] and options.on_error == "raise"
+    would_fail |= not document["samples"] and not document["was_done"]
+    return 1 if options.dry_run and would_fail else 0
 
 
 def _job(options: argparse.Namespace) -> Job:
@@ -312,6 +314,7 @@ def _document(
         "skipped": [{"path": path, "reason": reason} for path, reason in done.survey.skipped],
         "not_included": done.survey.num_not_included,
         "not_selected": done.num_left_out,
+        "was_done": done.was_done,
     }
 
 
@@ -332,9 +335,32 @@ def _of_write(written: Written) -> dict[str, Any]:
 
 
 def _print(options: argparse.Namespace, document: dict[str, Any]) -> None:
+    if document["was_done"]:
+        report.print_line(
+            f"nothing to do: this input was appended to {_shown(options.destination)} with these "
+            f"options before (to do it once more, remove {APPENDED_NAME} there)"
+        )
+        return
     shards = document["shards"]
     if options.dry_run:
         _print_shards(shards, everything=options.verbose)
+    report.print_facts(_facts(options, document))
+    if not shards:
+        report.print_line("nothing is left to write: writing would be an error")
+    if not document.get("exact", True):
+        report.print_line("compressed and shuffled: sizes are about right, not exact")
+    _print_skipped(document["skipped"], everything=options.verbose)
+    refused = document.get("refused_samples", [])
+    for each in refused if options.verbose else refused[: report.SOME]:
+        report.print_line(f"  {report.printable(each['reason'])}")
+    if document["refused"] and not options.dry_run:
+        report.print_line(
+            f"refused samples are listed in {_shown(options.destination)}/{REFUSED_NAME}"
+        )
+
+
+def _facts(options: argparse.Namespace, document: dict[str, Any]) -> list[tuple[str, str]]:
+    shards = document["shards"]
     facts = [
         ("dry run of" if options.dry_run else "wrote", _shown(options.destination)),
         ("samples", report.number(document["samples"])),
@@ -355,17 +381,7 @@ def _print(options: argparse.Namespace, document: dict[str, Any]) -> None:
     for name, what in (("not_included", "file"), ("not_selected", "sample"), ("refused", "sample")):
         if document[name]:
             facts.append((name.replace("_", " "), report.plural(document[name], what)))
-    report.print_facts(facts)
-    if not document.get("exact", True):
-        report.print_line("compressed and shuffled: sizes are about right, not exact")
-    _print_skipped(document["skipped"], everything=options.verbose)
-    refused = document.get("refused_samples", [])
-    for each in refused if options.verbose else refused[: report.SOME]:
-        report.print_line(f"  {report.printable(each['reason'])}")
-    if document["refused"] and not options.dry_run:
-        report.print_line(
-            f"refused samples are listed in {_shown(options.destination)}/{REFUSED_NAME}"
-        )
+    return facts
 
 
 def _shown(destination: str) -> str:

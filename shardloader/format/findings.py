@@ -72,7 +72,7 @@ KINDS: Final[dict[str, tuple[str, str]]] = {
     "worker_killed": (FAULT, "look at the disk and at memory, then verify this shard alone"),
     # of the dataset
     "bad_manifest": (FAULT, _INDEX),
-    "unfinished_writer": (FAULT, "finish writing, or write anew with overwrite"),
+    "unfinished_writer": (FAULT, "the same shardloader write again, or another with --overwrite"),
     "no_manifest": (REMARK, _INDEX),
     "no_indexes": (REMARK, _INDEX),
     "no_content_digests": (REMARK, f"{_INDEX} --digest"),

@@ -22,9 +22,11 @@ from shardloader.reading.source import (
     UNFINISHED_NAME,
     earlier_manifest_name,
 )
+from shardloader.writing.appended import APPENDED_NAME, appended_before, with_appended
 from shardloader.writing.journal import Journal, JournalFile, read_journal
 from shardloader.writing.place import WORK_NAME
 from shardloader.writing.shard_file import shard_of_index, shard_of_partial
+from shardloader.writing.sources.folder_tree import CLASS_MAP_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,6 +41,7 @@ Mode: TypeAlias = Literal["new", "overwrite", "append"]
 _log = logging.getLogger("shardloader")
 
 REFUSED_NAME = "refused.jsonl"
+_BESIDE = (REFUSED_NAME, CLASS_MAP_NAME, APPENDED_NAME)  # a manifest, and of no use without it
 _OLD_MANIFEST = re.compile(r"manifest-[0-9a-f]{32}\.json")
 
 
@@ -52,10 +55,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """Where a write begins: after the shards of `base`, and after those of an interrupted one."""
+    """Where a write begins: after the shards of `base`, and after those of an interrupted one.
+
+    `appended` are shards of `base` that the same write appended before: there is nothing to do.
+    """
 
     base: Manifest | None = None
     lines: tuple[Line, ...] = ()
+    appended: tuple[str, ...] = ()
 
 
 def judge(names: Iterable[str], pattern: ShardPattern, *, mode: Mode) -> Verdict:
@@ -84,7 +91,7 @@ def judge(names: Iterable[str], pattern: ShardPattern, *, mode: Mode) -> Verdict
             refusal=f"it holds {_some(foreign)}, which this pattern does not make and "
             "overwrite=True does not remove: give another folder, or the pattern of those shards"
         )
-    reports = [name for name in names if name == REFUSED_NAME] if manifests else []
+    reports = [name for name in names if name in _BESIDE] if manifests else []
     return Verdict(remove=(*manifests, *old, *reports, *own, *leftovers))
 
 
@@ -106,6 +113,17 @@ class Destination:
         self._mode: Mode = mode
         self._journal = JournalFile(place, UNFINISHED_NAME)
         self._base: Manifest | None = None
+        self._fingerprint: str | None = None  # of a write that can be repeated
+
+    def appended(self, fingerprint: str) -> tuple[str, ...]:
+        """Give the shards of the dataset there that the same write appended to it."""
+        said = self.place.read(APPENDED_NAME) if self._mode == "append" else None
+        shards = () if said is None else appended_before(said, fingerprint)
+        return (
+            shards
+            if shards and set(shards) <= set(self._read_manifest(MANIFEST_NAME).names)
+            else ()
+        )
 
     def check(self, fingerprint: str) -> Manifest | None:
         """Refuse what `begin` would refuse, changing nothing; gives what would be added to."""
@@ -133,9 +151,13 @@ class Destination:
 
     def begin(self, fingerprint: str) -> Begun:
         """Do as `prepare` does, or go on with an interrupted write of the same fingerprint."""
+        self._fingerprint = fingerprint
         with _Releasing(self):
             self._take(fingerprint)
             interrupted = self._interrupted(fingerprint)
+            appended = () if interrupted else self.appended(fingerprint)
+            if appended:
+                return Begun(base=self._manifest_of(None), appended=appended)
             if interrupted is None:
                 return self._anew(fingerprint)
             if not interrupted.lines:
@@ -157,13 +179,23 @@ class Destination:
     def publish_manifest(self, manifest: Manifest) -> None:
         """Write the manifest, whole or not at all, and clear what was temporary.
 
-        One that was appended to stays under its digest. Raises WorldError if the disk fails.
+        One that was appended to stays under its digest, and of a write that can be repeated it is
+        noted what it appended. Raises WorldError if the disk fails.
         """
         base = self._base
         if base is not None and base.digest != manifest.digest:
             self.place.publish(earlier_manifest_name(base.digest), base.to_json_bytes())
         self.place.publish(MANIFEST_NAME, manifest.to_json_bytes())
+        self.note_appended(manifest)
         self.clear()
+
+    def note_appended(self, manifest: Manifest) -> None:
+        """Note what a write appended, so that the same one does not do it again."""
+        if self._base is None or self._fingerprint is None:
+            return
+        shards = manifest.names[self._base.num_shards :]
+        said = self.place.read(APPENDED_NAME)
+        self.place.publish(APPENDED_NAME, with_appended(said, self._fingerprint, shards))
 
     def has_published(self, manifest: Manifest) -> bool:
         """Whether this manifest is there."""

@@ -47,6 +47,7 @@ class Foretold:
     num_left_out: int = 0
     num_temporary_bytes: int = 0
     is_exact: bool = True
+    was_done: bool = False
 
 
 def foretell(job: Job, *, progress: Progress | None = None) -> Foretold:
@@ -56,6 +57,9 @@ def foretell(job: Job, *, progress: Progress | None = None) -> Foretold:
     destination = Destination(place=job.place, pattern=job.pattern, mode=job.mode)
     base = destination.check(job.fingerprint(survey))
     told = Foretold(survey=survey)
+    if destination.appended(job.fingerprint(survey)):
+        told.was_done = True
+        return told
     by_key = job.shuffle is not None and job.compression is None
     told.is_exact = job.shuffle is None or by_key
     placer = Placer(job.limits, compression=job.compression, shard=next_number(base, job.pattern))

@@ -31,6 +31,7 @@ class Refusals:
         self.path = path
         self._on_error = on_error
         self.count = count
+        self.first = ""  # of those that were added here: what is said of it
         with naming(path):
             path.touch()
             if path.stat().st_size < size_bytes:
@@ -52,6 +53,7 @@ class Refusals:
             raise SampleError(f"{refused.reason} ({refused.where})")
         with naming(self.path):
             self._file.write((json.dumps(refused._asdict()) + "\n").encode("ascii"))
+        self.first = self.first or f"{refused.reason} ({refused.where})"
         self.count += 1
 
     def sync(self) -> None:

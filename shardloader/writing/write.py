@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from shardloader.errors import UsageError
+from shardloader.errors import SampleError, UsageError
 from shardloader.reading.source import SHARD_SUFFIXES
 from shardloader.writing.chunks import CHUNK_BYTES, Recipe
 from shardloader.writing.destination import REFUSED_NAME, Destination
@@ -82,6 +82,7 @@ class Silent:
 class Written:
     """What a write did: the shards it made, of which `num_kept` were there from before a crash.
 
+    `was_done`: the same write had appended these shards before, and nothing was to be done.
     `num_refused` samples are in the list beside the manifest, `num_left_out` were not selected,
     `num_temporary_bytes` were used for shuffling.
     """
@@ -93,6 +94,7 @@ class Written:
     num_refused: int
     num_left_out: int
     num_temporary_bytes: int
+    was_done: bool = False
 
 
 def write_shards(
@@ -121,6 +123,9 @@ def run(job: Job, *, progress: Progress | None = None) -> Written:
     survey = job.source.survey()
     destination = Destination(place=job.place, pattern=job.pattern, mode=job.mode)
     begun = destination.begin(job.fingerprint(survey))
+    if begun.appended and begun.base is not None:
+        destination.release()
+        return _done_before(begun.base, survey)
     write = _Write(job, survey, destination, begun, progress or Silent())
     try:
         written = write.run()
@@ -129,6 +134,29 @@ def run(job: Job, *, progress: Progress | None = None) -> Written:
         raise
     destination.release()
     return written
+
+
+def _done_before(base: Manifest, survey: Survey) -> Written:
+    return Written(
+        manifest=base,
+        shards=(),
+        num_kept=0,
+        survey=survey,
+        num_refused=0,
+        num_left_out=0,
+        num_temporary_bytes=0,
+        was_done=True,
+    )
+
+
+def nothing_to_write(num_left_out: int, num_refused: int, first: str) -> SampleError:
+    """Say why no shard was made."""
+    why = [f"{num_left_out:,} were not selected"] if num_left_out else []
+    why += [f"{num_refused:,} were refused, such as: {first}"] if num_refused else []
+    return SampleError(
+        "a dataset has samples, and of this input none is left to write: "
+        f"{' and '.join(why) or 'there is none in it'}"
+    )
 
 
 def check_apart(job: Job) -> None:
@@ -220,8 +248,11 @@ class _Write:
 
     def run(self) -> Written:
         """Do what is left to be done."""
-        if self._lines and self._destination.has_published(manifest_of(self._base, self._shards)):
-            self._destination.clear()  # it was killed when all was done
+        manifest = manifest_of(self._base, self._shards)
+        if self._lines and self._destination.has_published(manifest):
+            # it was killed when all was done
+            self._destination.note_appended(manifest)
+            self._destination.clear()
             return self._written(num_refused=self._lines[-1].num_refused)
         job = self._job
         self._check_beside()
@@ -232,6 +263,9 @@ class _Write:
             source, recipe = job.source, Recipe(selection=job.selection)
         refusals = self._list()
         self._write(source, replace(recipe, compression=job.compression))
+        if not self._shards:
+            self._spill = None  # there is nothing to go on from
+            raise nothing_to_write(self._num_left_out, refusals.count, refusals.first)
         for name, data in job.source.beside.items():
             self._place.publish(name, data)
         if refusals.size_bytes:

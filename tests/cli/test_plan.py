@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import shardloader as sl
 from shardloader.planning.opened import Look
 from shardloader.planning.plan import plan
 from shardloader.reading.indexing import index_dataset
@@ -216,3 +217,20 @@ def test_what_a_run_reads_that_goes_on_without_a_shard_can_be_told(corpus, place
     ended = run(*asked)
     assert (ended.code, ended.json) == (0, whole.json)
     assert "shard-001.tar: the manifest lists this shard, and it can't be found" in ended.err
+
+
+def test_a_state_from_before_shards_were_appended_is_planned_on_what_it_was_made_with(run, place):
+    for start, append in ((0, False), (20, True)):
+        with sl.ShardWriter(place / "grown", max_samples=5, append=append) as writer:
+            for number in range(start, start + 20):
+                writer.write({"__key__": f"{number:04d}", "cls": number})
+        if not append:
+            state = state_of(place / "grown", 8, batch_size=4)
+            (place / "ckpt.json").write_text(json.dumps(state))
+    words = ("plan", "grown", "--batch-size", "4", "--state", "ckpt.json", "--json")
+    told = run(*words)
+    assert told.code == 0, told.err
+    assert told.json["dataset"]["samples"] == 20
+    assert told.json["dataset"]["digest"] == state["dataset"]
+    (place / "grown" / f"manifest-{state['dataset']}.json").unlink()
+    assert run(*words).code == 2

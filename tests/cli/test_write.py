@@ -6,8 +6,11 @@ import json
 import subprocess
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
+from shardloader.cli import main
 from shardloader.errors import WorldError
 from shardloader.reading.indexing import index_dataset
 from shardloader.writing.destination import Destination
@@ -313,3 +316,50 @@ def test_bytes_depend_on_neither_locale_nor_umask_hash_seed_time_or_workers(plac
         made.append({path.name: path.read_bytes() for path in (place / folder).iterdir()})
     assert made[0] == made[1]
     assert len(made[0]) == 2 * 4 + 2
+
+
+def test_what_selects_nothing_is_an_error_that_says_why_and_leaves_nothing(tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("x")
+    out = tmp_path / "out"
+    for options in (["--select", "b*"], ["--select", "b*", "--shuffle", "0"]):
+        words = ["write", str(tmp_path / "in"), str(out), *options]
+        assert main([*words, "--dry-run"]) == 1
+        assert main(words) == 1
+        assert "none is left to write: 1 were not selected" in capsys.readouterr().err
+        assert list(out.iterdir()) == []
+    (tmp_path / "bad.jsonl").write_text("no json")
+    assert main(["write", str(tmp_path / "bad.jsonl"), str(out), "--on-error", "skip"]) == 1
+    assert "1 were refused, such as: the line is not JSON" in capsys.readouterr().err
+
+
+def test_an_append_that_was_done_before_is_said_to_be_done(tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("x")
+    words = ["write", str(tmp_path / "in"), str(tmp_path / "out")]
+    assert main(words) == main([*words, "--append"]) == 0
+    capsys.readouterr()
+    for more in ([], ["--dry-run"]):
+        assert main([*words, "--append", *more]) == 0
+        assert "nothing to do: this input was appended" in capsys.readouterr().out
+
+
+def test_overwriting_class_folders_leaves_no_map_of_the_old_classes(tmp_path):
+    (tmp_path / "in" / "cat").mkdir(parents=True)
+    (tmp_path / "in" / "cat" / "a.txt").write_text("x")
+    words = ["write", str(tmp_path / "in"), str(tmp_path / "out")]
+    assert main([*words, "--from", "classes"]) == 0
+    assert (tmp_path / "out" / "classes.json").exists()
+    assert main([*words, "--overwrite"]) == 0
+    assert not (tmp_path / "out" / "classes.json").exists()
+
+
+def test_a_number_that_json_lacks_is_refused_with_key_field_and_column(tmp_path, capsys):
+    table = pa.table({"id": ["a", "b"], "x": [[1.0], [float("nan")]]})
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    words = ["write", str(tmp_path / "a.parquet"), str(tmp_path / "out"), "--key", "id"]
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert "sample 'b' can't be written: field 'json' is JSON, which has no number for nan" in said
+    assert "the column 'x' holds it" in said
+    assert main([*words, "--field", "npy=x"]) == 0

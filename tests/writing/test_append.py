@@ -163,3 +163,19 @@ def test_shards_of_others_can_be_appended_to(tmp_path: Path, source: Source) -> 
     written = write_shards(source, folder, append=True)
     assert written.manifest.names[: old.num_shards] == old.names
     assert read_dataset(folder) == EXPECTED + EXPECTED
+
+
+def test_the_same_append_is_done_once(tmp_path: Path, source: Source) -> None:
+    folder = tmp_path / "out"
+    begin(folder)
+    first = write_shards(source, folder, max_samples=30, append=True)
+    whole = visible(folder)
+    again = write_shards(source, folder, max_samples=30, append=True)
+    assert (again.was_done, again.shards) == (True, ())
+    assert again.manifest.digest == first.manifest.digest
+    assert visible(folder) == whole
+    other = write_shards(source, folder, max_samples=29, append=True)
+    assert not other.was_done
+    assert write_shards(source, folder, max_samples=30, append=True).was_done
+    (folder / ".shardloader-appended").unlink()
+    assert not write_shards(source, folder, max_samples=30, append=True).was_done

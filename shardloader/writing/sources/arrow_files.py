@@ -16,6 +16,7 @@ Without chosen fields:
 from __future__ import annotations
 
 import json
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, time
@@ -147,9 +148,12 @@ class ArrowRows(FileSource):
                 row[image] = found["bytes"]
                 if found["bytes"] is None:
                     return Refused(str(key), where, f"the image {image!r} is not in the file")
-        if not self._choice.pairs:
-            return {"__key__": key, **_default_fields(row, used)}
-        return {"__key__": key, **_chosen_fields(row, self._choice, arrays)}
+        try:
+            if not self._choice.pairs:
+                return {"__key__": key, **_default_fields(row, used)}
+            return {"__key__": key, **_chosen_fields(row, self._choice, arrays)}
+        except _NoJsonError as error:
+            return Refused(printable(str(key)), where, f"sample {key!r} can't be written: {error}")
 
 
 def _rows_of(batch: Any) -> Iterator[tuple[dict[str, Any], str]]:
@@ -203,7 +207,7 @@ def _chosen_fields(row: dict[str, Any], choice: Choice, arrays: dict[str, Any]) 
         if value is None:
             continue
         if ending in {"json", "jsn"}:
-            fields[name] = _plain(value)
+            fields[name] = _for_json(column, value, field=name)
         elif ending == "npy" and column in arrays:
             fields[name] = _array(value, arrays[column])
         else:
@@ -221,12 +225,30 @@ def _default_fields(row: dict[str, Any], used: _Columns) -> dict[str, Any]:
         if row[column] is not None:
             fields[f"{column.lower()}.bin"] = row[column]
     if used.others:
-        fields["json"] = {column: _plain(row[column]) for column in used.others}
+        fields["json"] = {
+            column: _for_json(column, row[column], field="json") for column in used.others
+        }
     return fields
 
 
+class _NoJsonError(Exception):
+    """A value is none that JSON can say; the message names column and field."""
+
+
+def _for_json(column: str, value: Any, *, field: str) -> Any:
+    try:
+        return _plain(value)
+    except ValueError as error:
+        raise _NoJsonError(
+            f"field {field!r} is JSON, which has no number for {error}, and the column {column!r} "
+            "holds it: write null there, or give the column a field of its own that ends in npy"
+        ) from None
+
+
 def _plain(value: Any) -> Any:
-    """Return what JSON can say for a value of Arrow's."""
+    """Return what JSON can say for a value of Arrow's; raises ValueError for NaN and infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(value)
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Decimal):
