@@ -14,7 +14,7 @@ from shardloader.errors import SampleError
 from shardloader.writing.frames import Compression, compress
 from shardloader.writing.selection import Selection
 from shardloader.writing.sources.base import Refused, printable
-from shardloader.writing.tarring import TarredSample, tarred
+from shardloader.writing.tarring import TarredSample, tar_of, tarred
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -105,7 +105,7 @@ class Chunk:
         if self._compression is not None:
             edges = [*self._frame_starts, len(self.samples)]
             head.frames = self.recut([range(start, stop) for start, stop in pairwise(edges)])
-            head.members = [sample._replace(pieces=[]) for sample in self.samples]
+            head.members = [sample.outline for sample in self.samples]
         return self
 
     def recut(self, groups: Sequence[Sequence[int]]) -> list[Frame]:
@@ -127,23 +127,23 @@ class Chunk:
         name = tuple(group)
         packed = self._frames.get(name)
         if packed is None and self._compression is not None:
-            plain = b"".join(piece for at in group for piece in self.samples[at].pieces)
+            plain = tar_of([self.samples[at] for at in group])
             packed = self._frames[name] = compress(plain, self._compression.level)
         if packed is None:
             raise AssertionError("only compressed chunks have frames")
         return packed
 
-    def plain_bytes(self, first: int, last: int) -> Iterator[bytes]:
+    def plain_bytes(self, first: int, last: int) -> Iterator[bytes | bytearray]:
         """Yield the tar of the samples first to last-1, some of them at a time."""
-        pieces: list[bytes] = []
-        waiting = 0
+        waiting: list[TarredSample] = []
+        waiting_bytes = 0
         for sample in self.samples[first:last]:
-            pieces += sample.pieces
-            waiting += sample.size_bytes
-            if waiting >= _WRITE_BYTES:
-                yield b"".join(pieces)
-                pieces, waiting = [], 0
-        yield b"".join(pieces)
+            waiting.append(sample)
+            waiting_bytes += sample.size_bytes
+            if waiting_bytes >= _WRITE_BYTES:
+                yield tar_of(waiting)
+                waiting, waiting_bytes = [], 0
+        yield tar_of(waiting)
 
 
 def chunks_of(source: Source, part: Part, recipe: Recipe, *, start: int = 0) -> Iterator[Chunk]:
@@ -154,6 +154,7 @@ def chunks_of(source: Source, part: Part, recipe: Recipe, *, start: int = 0) -> 
     """
     chunk = Chunk(part.number, recipe.compression, start)
     left = part.num_bytes
+    wants_all = recipe.selection.is_all
     row = -1
     for row, item in enumerate(source.read(part, outline=recipe.outline)):
         if row < start:
@@ -162,7 +163,7 @@ def chunks_of(source: Source, part: Part, recipe: Recipe, *, start: int = 0) -> 
             chunk.add(item, row)
         elif isinstance(item, Refused):
             chunk.head.refused.append((row, item))
-        elif recipe.selection.is_all or recipe.selection.wants(str(item.get("__key__"))):
+        elif wants_all or recipe.selection.wants(str(item.get("__key__"))):
             try:
                 chunk.add(tarred(item), row)
             except SampleError as error:

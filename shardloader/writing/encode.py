@@ -25,14 +25,16 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardloader.errors import SampleError
 from shardloader.format.samples import split_name
+from shardloader.format.tar_header import NAME_BYTES
 
 Encoder = Callable[[Any], bytes]
 
@@ -48,12 +50,18 @@ _TEXT = {str}
 _JSON_SCALARS = {str, int, float, bool, type(None)}
 
 
-class FieldLayout(NamedTuple):
-    """One field of a kind of sample: its name, what makes its bytes, and how its member ends."""
+class Layout(NamedTuple):
+    """What is the same for all samples with the same fields, which are in byte order.
 
-    field: str
-    encode: Encoder
-    suffix: bytes
+    `encoders` has an entry for each of `fields`. A key of at most `longest_key` characters, if it
+    is ASCII, makes member names that an ordinary header can say.
+    """
+
+    fields: tuple[str, ...]
+    values: Callable[[Mapping[str, Any]], tuple[Any, ...]]  # of the fields of a sample
+    encoders: tuple[Encoder, ...]
+    num_fields: int
+    longest_key: int
 
 
 class EncodedSample(NamedTuple):
@@ -69,38 +77,46 @@ def encode_sample(sample: Mapping[str, Any]) -> EncodedSample:
     Raises SampleError that names the key, and the field and type where it is about them.
     """
     key, layout = checked(sample)
-    fields: list[tuple[str, bytes]] = []
-    for field, encode, _ in layout:
-        value = sample[field]
-        fields.append(
-            (field, value if type(value) is bytes else encoded(key, field, encode, value))
-        )
-    return EncodedSample(key, fields)
+    values = encoded(key, layout, layout.values(sample))
+    return EncodedSample(key, list(zip(layout.fields, values, strict=True)))
 
 
-def checked(sample: Mapping[str, Any]) -> tuple[str, tuple[FieldLayout, ...]]:
+def checked(sample: Mapping[str, Any]) -> tuple[str, Layout]:
     """Return the key and the layout of a sample; raises SampleError for names it can't have."""
-    key = _checked_key(sample)
-    return key, _checked_layout(key, sample)
-
-
-def encoded(key: str, field: str, encode: Encoder, value: Any) -> bytes:
-    """Return the bytes of a value; raises SampleError that names all there is to name."""
+    key: Any = sample.get("__key__")
+    # letters and digits, as most keys are, need no closer look
+    is_simple = type(key) is str and key.isalnum() and key.isascii() and len(key) < 256
+    if not is_simple:
+        key = _checked_key(sample)
     try:
-        return encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise SampleError(
-            f"sample {key!r} can't be written: field {field!r} got a value of type "
-            f"{type(value).__name__}: {error}"
-        ) from error
+        layout = field_layout(tuple(sample))
+    except ValueError as error:
+        raise SampleError(f"sample {key!r} can't be written: {error}") from None
+    if not is_simple and key.startswith(_META):
+        _check_together(key, layout)
+    return key, layout
+
+
+def encoded(key: str, layout: Layout, values: Iterable[Any]) -> list[bytes]:
+    """Return the bytes of values; raises SampleError that names all there is to name."""
+    found: list[bytes] = []
+    for field, encode, value in zip(layout.fields, layout.encoders, values, strict=True):
+        try:
+            found.append(value if type(value) is bytes else encode(value))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise SampleError(
+                f"sample {key!r} can't be written: field {field!r} got a value of type "
+                f"{type(value).__name__}: {error}"
+            ) from error
+    return found
 
 
 @lru_cache(maxsize=1024)  # the samples of one dataset have few sets of fields between them
-def field_layout(names: tuple[str, ...]) -> tuple[FieldLayout, ...]:
-    """Return the fields among a sample's entries, in byte order; raises ValueError with a reason.
+def field_layout(names: tuple[str, ...]) -> Layout:
+    """Return the layout of samples with these entries; raises ValueError with a reason.
 
-    >>> [name for name, _, _ in field_layout(("__key__", "txt", "json"))]
-    ['json', 'txt']
+    >>> field_layout(("__key__", "txt", "json")).fields
+    ('json', 'txt')
     """
     fields = [name for name in names if name != "__key__"]
     if not fields:
@@ -108,7 +124,14 @@ def field_layout(names: tuple[str, ...]) -> tuple[FieldLayout, ...]:
     for field in fields:
         _check_field(field)
     fields.sort(key=lambda field: field.encode())
-    return tuple(FieldLayout(field, _encoder(field), b"." + field.encode()) for field in fields)
+    longest = max(map(len, fields))
+    return Layout(
+        fields=tuple(fields),
+        values=itemgetter(*fields) if len(fields) > 1 else _only(fields[0]),
+        encoders=tuple(_encoder(field) for field in fields),
+        num_fields=len(fields),
+        longest_key=NAME_BYTES - 1 - longest if all(map(str.isascii, fields)) else -1,
+    )
 
 
 def key_problem(key: object) -> str | None:
@@ -146,19 +169,14 @@ def _checked_key(sample: Mapping[str, Any]) -> str:
     return str(key)
 
 
-def _checked_layout(key: str, sample: Mapping[str, Any]) -> tuple[FieldLayout, ...]:
-    try:
-        layout = field_layout(tuple(sample))
-    except ValueError as error:
-        raise SampleError(f"sample {key!r} can't be written: {error}") from None
-    if key.startswith(_META):  # only here do key and field together make a reserved name
-        for field, _, _ in layout:
-            if split_name(f"{key}.{field}") != (key, field):
-                raise SampleError(
-                    f"sample {key!r} can't be written: '{key}.{field}' would not read back, names "
-                    f"that begin and end with '{_META}' are reserved"
-                )
-    return layout
+def _check_together(key: str, layout: Layout) -> None:
+    """Refuse a reserved name that only key and field together make."""
+    for field in layout.fields:
+        if split_name(f"{key}.{field}") != (key, field):
+            raise SampleError(
+                f"sample {key!r} can't be written: '{key}.{field}' would not read back, names "
+                f"that begin and end with '{_META}' are reserved"
+            )
 
 
 def _check_field(field: object) -> None:
@@ -178,6 +196,10 @@ def _check_field(field: object) -> None:
             f"field {_short(field)} would not read back: a field is valid Unicode of 1 to "
             f"{_MAX_FIELD_BYTES} bytes, without '/' and NUL"
         )
+
+
+def _only(field: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    return lambda sample: (sample[field],)
 
 
 def _fits(field: str) -> bool:

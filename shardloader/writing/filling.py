@@ -76,8 +76,9 @@ class Filling:
         if run.frame is None or head.members is None:
             return
         self.frames.append((run.frame.size_bytes, run.frame.plain_bytes))
-        for at in run.frame.samples:
-            self.contents.add(head.members[at])
+        members = [head.members[at] for at in run.frame.samples]
+        self.contents.keys.update(dict.fromkeys([member.key for member in members]))
+        self.contents.add(members)
 
     def seal(self, shop: Shop, closed: Closed) -> Seal:
         """Give what is needed to seal it."""
@@ -166,7 +167,7 @@ class Filler:
         return handle
 
 
-def _write_at(handle: int, data: bytes, offset: int) -> None:
+def _write_at(handle: int, data: bytes | bytearray, offset: int) -> None:
     view = memoryview(data)
     while view:
         written = os.pwrite(handle, view, offset)

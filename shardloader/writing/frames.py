@@ -52,7 +52,7 @@ class Compression:
         return len(self.end) + _HEAD.size + _ENTRY.size * (num_frames + 1) + _FOOT.size
 
 
-def compress(data: bytes, level: int) -> bytes:
+def compress(data: bytes | bytearray, level: int) -> bytes:
     """Return one frame; the same bytes for the same data, level and release of zstd."""
     if len(data) >= _MAX_FRAME_BYTES:
         raise UsageError(

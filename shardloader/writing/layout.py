@@ -141,6 +141,10 @@ class Placer:
 
     def _place_samples(self, head: Head, first: int) -> Placed:
         placed = Placed()
+        if self._takes_all(head, first):
+            self._add_run(placed, self._bytes, first, len(head.rows))
+            self._take_all(head, first)
+            return placed
         rows, run_start, offset = head.rows, first, self._bytes
         limits = self._limits
         for at in range(first, len(rows)):
@@ -164,6 +168,22 @@ class Placer:
                 run_start, offset = at + 1, 0
         self._add_run(placed, offset, run_start, len(rows))
         return placed
+
+    def _takes_all(self, head: Head, first: int) -> bool:
+        """Whether all samples of a chunk are new and lie in the open shard, which stays open."""
+        num_samples = self.num_samples + len(head.rows) - first
+        size_bytes = self._bytes + sum(head.sizes[first:]) + _END_BYTES
+        if num_samples >= self._limits.max_samples or size_bytes > self._limits.max_bytes:
+            return False
+        keys = set(head.keys[first:])
+        is_new = self._last_key not in keys and keys.isdisjoint(self._keys)
+        return is_new and len(keys) == len(head.rows) - first > 0
+
+    def _take_all(self, head: Head, first: int) -> None:
+        self._keys.update(head.keys[first:])
+        self._last_key = head.keys[-1]
+        self.num_samples += len(head.rows) - first
+        self._bytes += sum(head.sizes[first:])
 
     def _add_run(self, placed: Placed, offset: int, first: int, last: int) -> None:
         if first < last:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,9 +18,10 @@ import xxhash
 
 from shardloader.errors import WorldError
 from shardloader.format.index import SampleIndex
-from shardloader.format.tar_header import END_OF_ARCHIVE
+from shardloader.format.tar_header import BLOCK_BYTES, END_OF_ARCHIVE
 from shardloader.reading.source import INDEX_SUFFIX
 from shardloader.writing.frames import Compression, seek_table
+from shardloader.writing.tarring import is_ordinary, ordinary, pieces_of, tar_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,9 +32,9 @@ if TYPE_CHECKING:
     from shardloader.writing.tarring import TarredSample
 
 _PARTIAL_SUFFIX = ".partial"
-_BUFFER_BYTES = 1 << 19  # one write and one update of the digest for about this much
+_BUFFER_BYTES = 1 << 20  # one write and one update of the digest for about this much
 _MANY_BYTES = 1 << 23  # where fields are big, which are not joined: long writes cost less
-_BIG_BYTES = 4096
+_BIG_BYTES = 1 << 14  # of a sample
 _MAX_PIECES = 1024  # that the system takes in one call
 
 
@@ -85,40 +87,47 @@ class ShardFile:
         self._contents = Contents()
         self.keys = self._contents.keys
         self._output = _Output(partial)
-        self._pieces: list[bytes] = []
+        self._samples: list[TarredSample] = []
         self._waiting_bytes = 0
 
     def add(self, sample: TarredSample) -> None:
         """Append a sample, whose key is new to this shard."""
-        self._contents.add(sample)
-        self._pieces += sample.pieces
+        self.keys[sample.key] = None
+        self._samples.append(sample)
         size_bytes = sample.size_bytes
         self.num_samples += 1
         self.size_bytes += size_bytes
         self._waiting_bytes += size_bytes
-        waiting = self._waiting_bytes
-        if waiting >= _MANY_BYTES or (waiting >= _BUFFER_BYTES and self._are_small):
-            self._flush()
-
-    @property
-    def _are_small(self) -> bool:
-        return self._waiting_bytes < _BIG_BYTES * len(self._pieces)
+        if self._waiting_bytes >= _BUFFER_BYTES:
+            self._flush_if_full()
 
     def seal(self) -> Sealed:
         """End the archive and bring it to disk."""
-        self._pieces.append(END_OF_ARCHIVE)
         self._flush()
+        self._output.write([END_OF_ARCHIVE])
         return self._output.seal(self.name, self._contents.index())
 
     def discard(self) -> None:
         """Close and remove the file; may be called at any time, also after `seal` failed."""
-        self._pieces.clear()
+        self._samples.clear()
         self._output.discard()
 
+    @property
+    def _are_small(self) -> bool:
+        return self._waiting_bytes < _BIG_BYTES * len(self._samples)
+
+    def _flush_if_full(self) -> None:
+        if self._are_small or self._waiting_bytes >= _MANY_BYTES:
+            self._flush()
+
     def _flush(self) -> None:
-        # pieces of a header are joined; a big field is not copied once more
-        self._output.write([b"".join(self._pieces)] if self._are_small else self._pieces)
-        self._pieces = []
+        if not self._samples:
+            return
+        # where most is headers and small fields they are joined; a big field is not copied again
+        samples = self._samples
+        self._output.write([tar_of(samples)] if self._are_small else pieces_of(samples))
+        self._contents.add(self._samples)
+        self._samples = []
         self._waiting_bytes = 0
 
 
@@ -147,8 +156,8 @@ class FrameFile:
     def add_frame(self, frame: bytes, samples: Sequence[TarredSample]) -> None:
         """Append a frame of samples, whose keys are new to this shard."""
         start = self._contents.tar_bytes
-        for sample in samples:
-            self._contents.add(sample)
+        self.keys.update(dict.fromkeys([sample.key for sample in samples]))
+        self._contents.add(samples)
         plain_bytes = self._contents.tar_bytes - start
         self._frames.append((len(frame), plain_bytes))
         self._frames_bytes += len(frame)
@@ -170,26 +179,32 @@ class FrameFile:
 class Contents:
     """What lies where in the tar of an open shard: what its index will say.
 
-    Flat lists, since a container for each sample would keep the garbage collector busy.
+    `keys` are those of all its samples; whoever adds samples adds them, perhaps before.
     """
 
     def __init__(self) -> None:
         self.keys: dict[str, None] = {}
         self.tar_bytes = 0
-        self._starts: list[int] = []
         self._fields: list[tuple[str, ...]] = []
-        self._offsets: list[int] = []  # of members, from their sample's start
-        self._sizes: list[int] = []
+        self._offsets: list[NDArray[np.int64]] = []  # of members, some of them at a time
+        self._sizes: list[NDArray[np.int64]] = []
 
-    def add(self, sample: TarredSample) -> None:
-        """Append a sample."""
-        key, fields, offsets, sizes, _, size_bytes = sample
-        self.keys[key] = None
-        self._starts.append(self.tar_bytes)
-        self._fields.append(fields)
-        self._offsets += offsets
-        self._sizes += sizes
-        self.tar_bytes += size_bytes
+    def add(self, samples: Sequence[TarredSample]) -> None:
+        """Append samples."""
+        self._fields += [sample.fields for sample in samples]
+        if all(map(is_ordinary, samples)):
+            header_bytes = np.array(BLOCK_BYTES, np.int64)
+            data = chain.from_iterable([sample.data for sample in samples])
+            data_bytes = np.array(list(map(len, data)), np.int64)
+        else:
+            made = [sample.made or ordinary(sample) for sample in samples]
+            header_bytes = np.array([size for each in made for size in each.headers], np.int64)
+            data_bytes = np.array([size for each in made for size in each.sizes], np.int64)
+        in_blocks = -(-data_bytes // BLOCK_BYTES) * BLOCK_BYTES
+        ends = self.tar_bytes + np.cumsum(header_bytes + in_blocks)
+        self._offsets.append(ends - in_blocks)
+        self._sizes.append(data_bytes)
+        self.tar_bytes = int(ends[-1])
 
     def index(self) -> SampleIndex:
         """Index the archive, if it ended here."""
@@ -210,13 +225,13 @@ class Contents:
         is_ascii = len(key_bytes) == len(text)
         sizes = [len(key) if is_ascii else len(key.encode()) for key in self.keys]
         key_lengths = np.array(sizes, np.int64)
-        offsets = np.array(self._offsets, dtype=np.int64)
+        none = np.zeros(0, np.int64)
         return SampleIndex(
             shard_bytes=self.tar_bytes + len(END_OF_ARCHIVE),
             fields=names,
             sample_starts=_starts(lengths),
-            member_offsets=offsets + np.repeat(np.array(self._starts, np.int64), lengths),
-            member_sizes=np.array(self._sizes, dtype=np.int64),
+            member_offsets=np.concatenate([none, *self._offsets]),
+            member_sizes=np.concatenate([none, *self._sizes]),
             member_fields=member_fields,
             key_starts=_starts(key_lengths),
             key_bytes=np.frombuffer(key_bytes, dtype=np.uint8),
@@ -239,7 +254,7 @@ class _Output:
         with naming(partial):
             self._file = partial.open("wb", buffering=0)
 
-    def write(self, chunks: Sequence[bytes]) -> None:
+    def write(self, chunks: Sequence[bytes | bytearray]) -> None:
         update = self._digest.update
         for chunk in chunks:
             update(chunk)
@@ -269,7 +284,7 @@ class _Output:
             self._partial.unlink(missing_ok=True)
 
 
-def write_all(handle: int, pieces: Sequence[bytes]) -> int:
+def write_all(handle: int, pieces: Sequence[bytes | bytearray]) -> int:
     """Write all of some pieces, however little the system takes at a time; gives their size."""
     size = sum(map(len, pieces))
     done = os.writev(handle, pieces)

@@ -24,7 +24,7 @@ from shardloader.reading.store import publish
 from shardloader.writing.selection import keyed_word
 from shardloader.writing.shard_file import naming
 from shardloader.writing.sources.base import Part, Survey
-from shardloader.writing.tarring import TarredSample
+from shardloader.writing.tarring import Made, TarredSample, ordinary, tar_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ _TABLE_BITS = 12
 _TABLE_ENTRIES = (1 << _TABLE_BITS) + 1  # where the samples of each prefix begin, and the end
 _OFFSET_BYTES = 8
 _COMPLETE = "complete.json"
-_LENGTHS = 8  # of a record's head, and of its tar
+_AT_ONCE = 256  # samples whose bytes are made together
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -51,8 +51,8 @@ class _Record(msgspec.Struct, array_like=True, frozen=True):
     row: int
     key: str
     fields: tuple[str, ...]
-    offsets: list[int]
-    sizes: list[int]
+    headers: tuple[int, ...]
+    sizes: tuple[int, ...]
 
 
 _decode = msgspec.msgpack.Decoder(_Record).decode
@@ -85,14 +85,19 @@ class Spill:
         offsets = [_TABLE_ENTRIES * _OFFSET_BYTES]
         with naming(path), path.open("wb") as file:
             file.seek(offsets[0])
-            for word, row, at in tagged:
-                sample = chunk.samples[at]
-                record = _encode(_Record(word, head.part, row, *sample[:4]))
-                lengths = len(record).to_bytes(4, "little") + sample.size_bytes.to_bytes(
-                    8, "little"
-                )
-                file.writelines((lengths, record, *sample.pieces))
-                offsets.append(offsets[-1] + len(lengths) + len(record) + sample.size_bytes)
+            for first in range(0, len(tagged), _AT_ONCE):
+                some = tagged[first : first + _AT_ONCE]
+                samples = [chunk.samples[at] for _, _, at in some]
+                tar, tar_at = memoryview(tar_of(samples)), 0
+                for (word, row, _), sample in zip(some, samples, strict=True):
+                    size = sample.size_bytes
+                    headers, sizes, _ = sample.made or ordinary(sample)
+                    about = (word, head.part, row, sample.key, sample.fields, headers, sizes)
+                    record = _encode(_Record(*about))
+                    lengths = len(record).to_bytes(4, "little") + size.to_bytes(8, "little")
+                    file.writelines((lengths, record, tar[tar_at : tar_at + size]))
+                    tar_at += size
+                    offsets.append(offsets[-1] + len(lengths) + len(record) + size)
             file.seek(0)
             file.write(_table(words, offsets))
             file.flush()
@@ -198,14 +203,8 @@ def _segment(run: Path, start: int, stop: int) -> Iterator[tuple[int, int, int, 
         at += record_bytes
         tar = data[at : at + size]
         at += size
-        sample = TarredSample(
-            record.key,
-            record.fields,
-            record.offsets,
-            record.sizes,
-            [tar],  # type: ignore[list-item]
-            size,
-        )
+        made = Made(record.headers, record.sizes, [tar])  # type: ignore[list-item]
+        sample = TarredSample(record.key, record.fields, (), size, made)
         yield record.word, record.part, record.row, sample
 
 

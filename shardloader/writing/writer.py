@@ -34,7 +34,7 @@ from shardloader.writing.options import (
 from shardloader.writing.pattern import parse_pattern
 from shardloader.writing.place import FolderPlace
 from shardloader.writing.shard_file import FrameFile, ShardFile, partial_name
-from shardloader.writing.tarring import tarred
+from shardloader.writing.tarring import tar_of, tarred
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -285,8 +285,7 @@ class ShardWriter:
         if not self._waiting or self._compression is None:
             return
         samples = list(self._waiting.values())
-        plain = b"".join(piece for sample in samples for piece in sample.pieces)
-        frame = compress(plain, self._compression.level)
+        frame = compress(tar_of(samples), self._compression.level)
         added = len(frame) + TABLE_ENTRY_BYTES
         if self._shard is not None and self._shard.size_bytes + added > self._limits.max_bytes:
             self._finish_shard()

@@ -14,7 +14,7 @@ from shardloader.format import tar
 from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
 from shardloader.format.tar import scan
-from shardloader.format.tar_header import END_OF_ARCHIVE, member_header, padding
+from shardloader.format.tar_header import END_OF_ARCHIVE, member_header, member_headers, padding
 from tests.shards import sample_members, tar_bytes, tarfile_members, webdataset_samples
 
 PARTS = st.text(
@@ -110,6 +110,22 @@ def test_any_header_that_we_write_is_read_by_tarfile_and_by_us(name, size):
         return
     (member,) = scan(header + bytes(size + padding(size)) + END_OF_ARCHIVE, shard="s")
     assert (member.name, member.size, member.data_offset) == (name, size, len(header))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(min_codepoint=1, max_codepoint=127), min_size=1, max_size=100),
+            st.one_of(st.integers(0, 2000), st.integers(0, 8**11 - 1), st.just(8**11 - 1)),
+        ).filter(lambda each: not each[0].endswith("/")),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_headers_made_together_are_those_made_one_by_one(members):
+    names, sizes = zip(*members, strict=True)
+    together = member_headers(names, sizes)
+    assert together.tobytes() == b"".join(map(member_header, names, sizes))
 
 
 def _first(header: bytes) -> tarfile.TarInfo:

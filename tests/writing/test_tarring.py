@@ -10,7 +10,7 @@ from shardloader.format.tar_header import END_OF_ARCHIVE, member_header, padding
 from shardloader.writing import tarring
 from shardloader.writing.encode import encode_sample
 from shardloader.writing.shard_file import Contents
-from shardloader.writing.tarring import tarred
+from shardloader.writing.tarring import TarredSample, pieces_of, tar_of, tarred
 
 KEYS = st.one_of(
     st.text("ab/é猫", min_size=1, max_size=8),
@@ -25,7 +25,7 @@ FIELDS = st.dictionaries(
 @given(st.lists(st.tuples(KEYS, FIELDS), max_size=5, unique_by=lambda each: each[0]))
 def test_the_short_way_makes_the_bytes_and_the_index_of_the_long_one(samples) -> None:
     contents = Contents()
-    quick, slow = b"", b""
+    made, slow = list[TarredSample](), b""
     for key, fields in samples:
         sample = {"__key__": key, **fields}
         try:
@@ -36,11 +36,13 @@ def test_the_short_way_makes_the_bytes_and_the_index_of_the_long_one(samples) ->
             continue
         for field, data in expected.fields:
             slow += member_header(f"{key}.{field}", len(data)) + data + bytes(padding(len(data)))
-        made = tarred(sample)
-        assert made.size_bytes == sum(map(len, made.pieces))
-        quick += b"".join(made.pieces)
-        contents.add(made)
+        made.append(tarred(sample))
+        assert len(tar_of(made[-1:])) == made[-1].size_bytes
+    quick = tar_of(made)
     assert quick == slow
+    if made:
+        contents.add(made)
+        contents.keys.update((sample.key, None) for sample in made)
     index, _ = SampleIndex.build(quick + END_OF_ARCHIVE, shard="s")
     assert contents.index().to_bytes() == index.to_bytes()
 
@@ -50,4 +52,28 @@ def test_sizes_that_no_ustar_header_can_say_take_the_long_way(
 ) -> None:
     monkeypatch.setattr(tarring, "USTAR_MAX_SIZE", 10)
     whole = tarred({"__key__": "k", "bin": b"x" * 11})
-    assert b"".join(whole.pieces[:1]) == member_header("k.bin", 11)
+    assert tar_of([whole]).startswith(member_header("k.bin", 11))
+
+
+def test_pieces_joined_are_the_tar_however_many_there_are() -> None:
+    for count in (1, 15, 16, 40):
+        samples = [
+            tarred({"__key__": f"{number:03d}", "bin": b"x" * number, "txt": b"y" * 600})
+            for number in range(count)
+        ]
+        assert b"".join(pieces_of(samples)) == tar_of(samples)
+        long = tarred({"__key__": "k" * 200, "bin": b"z"})
+        mixed = [*samples, long, samples[0]]
+        whole = b"".join(tar_of([sample]) for sample in mixed)
+        assert b"".join(pieces_of(mixed)) == tar_of(mixed) == whole
+
+
+def test_an_outline_says_where_members_lie_without_their_bytes() -> None:
+    for key in ("short", "k" * 200):
+        sample = tarred({"__key__": key, "bin": b"x" * 700, "txt": "t"})
+        full, outlined = Contents(), Contents()
+        full.add([sample])
+        outlined.add([sample.outline])
+        full.keys[key] = outlined.keys[key] = None
+        assert full.index().to_bytes() == outlined.index().to_bytes()
+        assert not sample.outline.data

@@ -10,6 +10,7 @@ does: so whoever leaves out what is refused keeps the samples that are whole.
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,8 @@ from shardloader.writing.sources.files import FileSource, InputFile, pieces_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from shardloader.reading.tars import Tar
     from shardloader.writing.sources.base import Sample
     from shardloader.writing.sources.mapping import Choice
@@ -36,12 +39,23 @@ SUFFIXES = (".tar", ".tar.zst", ".tar.gz", ".tgz")
 _log = logging.getLogger("shardloader")
 
 
+class _Rows(NamedTuple):
+    """Where the members of some samples lie: so much of an index as is needed to read them."""
+
+    fields: tuple[str, ...]
+    starts: NDArray[np.int64]  # of each sample among the members, and the end
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    numbers: NDArray[np.uint32]  # of the members' fields
+    key_starts: NDArray[np.int64]
+    key_bytes: bytes
+
+
 class _Stretch(NamedTuple):
-    """Samples `start` to `stop` of a file; all where `stop` is None; or why there are none."""
+    """Samples of a file; all where there are no `rows`; or why there are none."""
 
     file: int
-    start: int
-    stop: int | None
+    rows: _Rows | None
     problem: str = ""
 
 
@@ -69,10 +83,15 @@ class TarShards(FileSource):
         if self._choice.key is not None:
             raise UsageError("samples in shards have keys: give no key column")
         self._prefix_keys = prefix_keys
-        self._open: _Open | None = None  # the shard used last
+        self._open: _Open | None = None  # the shard indexed last
+        self._mapped: tuple[int, memoryview] | None = None  # the shard read last
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_open": None}  # whoever gets a copy maps files of its own
+        return {
+            **vars(self),
+            "_open": None,
+            "_mapped": None,
+        }  # whoever gets a copy maps files of its own
 
     @property
     def about(self) -> dict[str, Any]:
@@ -104,45 +123,51 @@ class TarShards(FileSource):
         if what.problem:
             yield Refused("", file.shown, what.problem)
             return
+        prefix = f"{file.stem(SUFFIXES)}/" if self._prefix_keys else ""
+        if what.rows is not None:
+            yield from self._samples(self._data(what.file), what.rows, prefix, outline=outline)
+            return
         try:
-            data, index, problem = self._opened(what.file, is_first=what.stop is None)
+            data, index, problem = self._opened(what.file, is_first=True)
         except ShardError as error:
             yield Refused("", file.shown, str(error))
             return
-        if problem and what.stop is None:
+        if problem:
             yield Refused("", file.shown, problem)
-        prefix = f"{file.stem(SUFFIXES)}/" if self._prefix_keys else ""
-        stop = index.num_samples if what.stop is None else what.stop
-        for sample in range(what.start, stop):
-            yield self._sample(index, data, sample, prefix, outline=outline)
+        for start in range(0, index.num_samples, PART_SAMPLES):
+            rows = _rows(index, start, min(start + PART_SAMPLES, index.num_samples))
+            yield from self._samples(data, rows, prefix, outline=outline)
 
-    def _sample(
-        self, index: SampleIndex, data: memoryview, sample: int, prefix: str, *, outline: bool
-    ) -> Sample:
-        first, last = index.sample_starts[sample : sample + 2].tolist()
-        offsets = index.member_offsets[first:last].tolist()
-        sizes = index.member_sizes[first:last].tolist()
-        numbers = index.member_fields[first:last].tolist()
-        found: dict[str, Any] = {}
-        for number, offset, size in zip(numbers, offsets, sizes, strict=True):
-            found[index.fields[number]] = (
-                bytes(size) if outline else data[offset : offset + size].tobytes()
-            )
-        if self._choice.pairs:
-            found = {name: found[taken] for name, taken in self._choice.pairs if taken in found}
-        return {"__key__": prefix + index.key(sample), **found}
+    def _samples(
+        self, data: memoryview, rows: _Rows, prefix: str, *, outline: bool
+    ) -> Iterator[Sample]:
+        names = [rows.fields[number] for number in rows.numbers.tolist()]
+        offsets, sizes = rows.offsets.tolist(), rows.sizes.tolist()
+        pairs = self._choice.pairs
+        key_starts = rows.key_starts.tolist()
+        for number, (first, last) in enumerate(pairwise(rows.starts.tolist())):
+            key = rows.key_bytes[key_starts[number] : key_starts[number + 1]]
+            found: dict[str, Any] = {"__key__": prefix + key.decode("utf-8", "surrogateescape")}
+            for member in range(first, last):
+                start, size = offsets[member], sizes[member]
+                content = bytes(size) if outline else data[start : start + size].tobytes()
+                found[names[member]] = content
+            if pairs:
+                chosen = {name: found[taken] for name, taken in pairs if taken in found}
+                found = {"__key__": found["__key__"], **chosen}
+            yield found
 
     def _stretches(self, at: int, file: InputFile) -> Iterator[tuple[_Stretch, int]]:
         if file.remote is not None or _is_packed(file.location):
-            yield _Stretch(at, 0, None), file.size
+            yield _Stretch(at, None), file.size
             return
         try:
             _, index, problem = self._opened(at, is_first=True)
         except ShardError as error:
-            yield _Stretch(at, 0, 0, str(error)), file.size
+            yield _Stretch(at, None, str(error)), file.size
             return
         if problem:
-            yield _Stretch(at, 0, 0, problem), 0 if index.num_samples else file.size
+            yield _Stretch(at, None, problem), 0 if index.num_samples else file.size
         starts = index.sample_starts
         if not index.num_samples:
             return
@@ -153,8 +178,16 @@ class TarShards(FileSource):
             reach = np.searchsorted(places, places[start] + PART_BYTES)
             stop = min(max(int(reach), start + 1), start + PART_SAMPLES, index.num_samples)
             end = file.size if stop == index.num_samples else int(places[stop])
-            yield _Stretch(at, start, stop), max(0, end - int(places[start]))
+            yield _Stretch(at, _rows(index, start, stop)), max(0, end - int(places[start]))
             start = stop
+
+    def _data(self, at: int) -> memoryview:
+        """Map a plain file, whose index came with the part."""
+        if self._open is not None and self._open.file == at:
+            return self._open.data
+        if self._mapped is None or self._mapped[0] != at:
+            self._mapped = (at, _mapped(self._files[at]).data)
+        return self._mapped[1]
 
     def _opened(self, at: int, *, is_first: bool) -> tuple[memoryview, SampleIndex, str]:
         if self._open is None or self._open.file != at:
@@ -167,6 +200,21 @@ class TarShards(FileSource):
                 if notice.is_warning:
                     _log.warning("%s: %s", shown, notice)
         return self._open[1:]
+
+
+def _rows(index: SampleIndex, start: int, stop: int) -> _Rows:
+    starts = index.sample_starts[start : stop + 1]
+    first, last = int(starts[0]), int(starts[-1])
+    key_starts = index.key_starts[start : stop + 1]
+    return _Rows(
+        index.fields,
+        starts - first,
+        index.member_offsets[first:last],
+        index.member_sizes[first:last],
+        index.member_fields[first:last],
+        key_starts - key_starts[0],
+        index.key_bytes[int(key_starts[0]) : int(key_starts[-1])].tobytes(),
+    )
 
 
 def _is_packed(path: str) -> bool:
