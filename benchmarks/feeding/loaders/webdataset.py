@@ -26,7 +26,13 @@ def _shuffled(work: Work) -> Any:
     import webdataset as wds
 
     urls = [str(path) for path in paths(work.folder)]
-    dataset = wds.WebDataset(urls, shardshuffle=len(urls), seed=SEED, empty_check=False)
+    dataset = wds.WebDataset(
+        urls,
+        shardshuffle=len(urls),
+        seed=SEED,
+        nodesplitter=wds.split_by_node,
+        empty_check=False,
+    )
     return dataset.shuffle(BUFFER)
 
 
