@@ -16,6 +16,7 @@ from shardloader.dataset.recipe import check_pickles
 from shardloader.distributed.environment import local_ranks
 from shardloader.loader.ring import Receiver, Ring
 from shardloader.loader.stream import BatchStream, StreamOptions
+from shardloader.planning.least_cache import check_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -89,6 +90,8 @@ class Engine:
     ) -> tuple[BatchStream, DataLoader[Any]]:
         if self._made is None:
             self._check_pickles()
+            num_readers = local_ranks() * max(1, self._num_workers)
+            check_cache(recipe.catalog, num_readers=num_readers)
             stream = BatchStream(
                 StreamOptions(
                     recipe=recipe,
@@ -99,7 +102,7 @@ class Engine:
                     decode_threads=_cores_of_this_rank()
                     if self._decode_threads is None
                     else self._decode_threads,
-                    num_readers=local_ranks() * max(1, self._num_workers),
+                    num_readers=num_readers,
                     in_flight=2 + (self._options.get("prefetch_factor") or 2),
                     collate_fn=self._collate_fn,
                     meta=self._meta,
