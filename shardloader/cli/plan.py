@@ -20,15 +20,18 @@ from shardloader.cli.sources import (
     HELP_OR_URL,
     add_index_dir,
     add_storage_options,
+    at_least_one,
     one_dataset,
 )
-from shardloader.cli.stretches import print_stretch, stretch_document, stretches_of
+from shardloader.cli.stretches import cache_document, print_stretch, stretch_document, stretches_of
+from shardloader.distributed.environment import known_local_ranks
 from shardloader.errors import UsageError
 from shardloader.order.dealing import EVEN_POLICIES
 from shardloader.order.grid import Grid
 from shardloader.order.window import DEFAULT_WINDOW, Shuffle
 from shardloader.planning.picture import picture
 from shardloader.planning.plan import plan as make_plan
+from shardloader.reading.cached_sizes import cached_bytes
 from shardloader.reading.catalog import earlier, open_catalog
 
 if TYPE_CHECKING:
@@ -41,6 +44,11 @@ EPILOG = """\
 No shard is read. --state takes a file with what ShardLoader.state_dict() returned, as JSON; its
 epoch, seed, shuffle and grid hold. --counts plans for a dataset that is not there yet; it has no
 sizes, so bytes are left out.
+
+Where shards come through the node's cache, as remote and compressed ones do, the least cache is
+what all readers of a node (workers, or ranks without any) may have open at once; a loader refuses
+one that is smaller. Compressed shards on a store count as they lie there until their indexes have
+been fetched. Room for the shards that come next makes it quicker, and best is room for all.
 
 Figures are the least, the median and the most of all ranks or workers. Shard bytes are the sizes
 of the shards opened; sample bytes an estimate, each sample as large as its shard's mean. Where a
@@ -111,6 +119,12 @@ def _add_topology(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         default=0,
         help="DataLoader workers a rank (default: 0)",
+    )
+    group.add_argument(
+        "--ranks-per-node",
+        type=at_least_one,
+        metavar="N",
+        help="ranks that share a node's cache (default: what the launcher says, or all)",
     )
     group.add_argument(
         "--even",
@@ -275,11 +289,14 @@ def _document(
     options: argparse.Namespace, plan: Plan, catalog: Catalog | None, parts: tuple[Plan, ...]
 ) -> dict[str, Any]:
     order, first_step, stretches = plan.schedule.order, plan.first_step, []
+    sizes = None if catalog is None else cached_bytes(catalog)
+    ranks_per_node = options.ranks_per_node or known_local_ranks()
     for part in parts:
         stretches.append(
             stretch_document(
                 part, first_step, is_counted=options.steps is None, is_measured=options.quality
             )
+            | cache_document(part, sizes, ranks_per_node)
         )
         first_step += part.steps
     return {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardloader.cli import report
 from shardloader.errors import UsageError
+from shardloader.planning.least_cache import least_cache_bytes, readers_a_node
 from shardloader.planning.opened import Look, opened
 from shardloader.planning.plan import Change, stretches
 from shardloader.planning.quality import MEASURES, quality
@@ -23,6 +24,9 @@ from shardloader.planning.shares import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from shardloader.planning.plan import Plan
 
@@ -101,6 +105,19 @@ def stretch_document(
     return document
 
 
+def cache_document(
+    plan: Plan, sizes: NDArray[np.int64] | None, ranks_per_node: int | None
+) -> dict[str, Any]:
+    """The least cache of a node; sizes: what each shard takes in it, None if that is not known."""
+    num_readers = readers_a_node(
+        world_size=plan.dealing.world_size,
+        num_workers=plan.num_workers,
+        ranks_per_node=ranks_per_node,
+    )
+    least = None if sizes is None else least_cache_bytes(sizes, num_readers=num_readers)
+    return {"cache": {"readers_a_node": num_readers, "least_bytes": least}}
+
+
 def _counted(plan: Plan, look: Look) -> dict[str, Any]:
     total = len(look.ranks) * look.num_steps
     with report.progress(total, unit="step", what="counting shards") as bar:
@@ -159,7 +176,16 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("steps", report.number(steps) + which),
         *((name, report.number(document[name])) for name in ("samples", "pads", "omitted")),
+        *_cache_facts(document["cache"]),
     ]
+
+
+def _cache_facts(cache: dict[str, Any]) -> list[tuple[str, str]]:
+    if not cache["least_bytes"]:  # not known, or no shard goes through it
+        return []
+    readers = report.plural(cache["readers_a_node"], "reader")
+    told = f"{cache['least_bytes']:,} bytes a node, for {readers}"
+    return [("least cache", f"{report.size(cache['least_bytes'])} ({told})")]
 
 
 def _print_opened(document: dict[str, Any]) -> None:

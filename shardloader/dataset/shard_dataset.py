@@ -38,6 +38,7 @@ from shardloader.order.grid import default_grid
 from shardloader.order.integers import checked
 from shardloader.order.schedule import Schedule
 from shardloader.order.window import Shuffle
+from shardloader.planning.least_cache import check_cache
 from shardloader.reading.catalog import open_catalog, refuse_damage
 from shardloader.reading.decode import resolve
 
@@ -206,9 +207,9 @@ class ShardDataset(IterableDataset[Any]):
 
     def _items(self, running: _Running) -> Iterator[Any]:
         if self._reader is None:
-            self._reader = SampleReader(
-                self.recipe, num_readers=local_ranks() * max(1, running.num_workers)
-            )
+            num_readers = local_ranks() * max(1, running.num_workers)
+            check_cache(self.recipe.catalog, num_readers=num_readers)
+            self._reader = SampleReader(self.recipe, num_readers=num_readers)
         options, one = self.options, self.options.batch_size is None
         maker = BatchMaker(
             self._reader,

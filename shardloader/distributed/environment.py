@@ -47,15 +47,22 @@ def from_environment(
     return None
 
 
-def local_ranks(
+def known_local_ranks(
     environment: Mapping[str, str] = os.environ,  # noqa: TID251 - this is the one module
-) -> int:
-    """How many ranks share this node, as torchrun or Slurm's step says; 1 where neither does."""
+) -> int | None:
+    """How many ranks share this node, as torchrun or Slurm's step says; None where neither does."""
     for name in ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE"):
         value = re.match(r"[0-9]+", environment.get(name, ""))  # Slurm's is such as "8(x2),4"
         if value:
             return max(1, int(value[0]))
-    return 1
+    return None
+
+
+def local_ranks(
+    environment: Mapping[str, str] = os.environ,  # noqa: TID251 - this is the one module
+) -> int:
+    """How many ranks share this node, as far as is known; 1 where nobody says."""
+    return known_local_ranks(environment) or 1
 
 
 def _number(name: str, value: str) -> int:

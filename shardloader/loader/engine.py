@@ -20,6 +20,7 @@ from shardloader.loader.making import ByThreads, ByWorkers
 from shardloader.loader.ring import Receiver, Ring
 from shardloader.loader.stream import BatchStream, StreamOptions
 from shardloader.loader.tally import Tally
+from shardloader.planning.least_cache import check_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -131,6 +132,8 @@ class Engine:
             self._check_pickles()
             if not self._has_looked:
                 self._side, self._has_looked = self._find_side(self._device), True
+            num_readers = local_ranks() * max(1, self._num_workers)
+            check_cache(recipe.catalog, num_readers=num_readers)
             stream = BatchStream(
                 StreamOptions(
                     recipe=recipe,
@@ -141,7 +144,7 @@ class Engine:
                     decode_threads=_cores_of_this_rank()
                     if self._decode_threads is None
                     else self._decode_threads,
-                    num_readers=local_ranks() * max(1, self._num_workers),
+                    num_readers=num_readers,
                     in_flight=2 + (self._options.get("prefetch_factor") or 2),
                     collate_fn=self._collate_fn,
                     meta=self._meta,

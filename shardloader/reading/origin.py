@@ -8,7 +8,7 @@ nothing of the cache.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -51,9 +51,13 @@ class Origin(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file of this machine, or of a file system that it has mounted. It is only ever read."""
+    """A file of this machine, or of a file system that it has mounted. It is only ever read.
+
+    piece_bytes: how much is read at once.
+    """
 
     path: str
+    piece_bytes: int = field(default=PIECE_BYTES, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -70,17 +74,29 @@ class LocalFile:
 
         ctime is among them, as it can't be set back.
         """
-        try:
-            status = Path(self.path).stat()
-        except OSError as error:
-            raise _unreadable(self.path, error) from error
+        status = self.status()
         return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}"
 
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the file in pieces of 256 KiB."""
+    def status(self) -> os.stat_result:
+        """What the file system says of it; raises WorldError where it says nothing."""
+        try:
+            return Path(self.path).stat()
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+
+    def first(self, num_bytes: int) -> bytes:
+        """Its first bytes, fewer where it has fewer."""
         try:
             with Path(self.path).open("rb", buffering=0) as file:
-                while piece := file.read(PIECE_BYTES):
+                return file.read(num_bytes)
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the file piece by piece."""
+        try:
+            with Path(self.path).open("rb", buffering=0) as file:
+                while piece := file.read(self.piece_bytes):
                     yield piece
         except OSError as error:
             raise _unreadable(self.path, error) from error

@@ -56,7 +56,12 @@ def goes_through_cache(catalog: Catalog, shard: int) -> bool:
     """Whether a shard is read from the node's cache, as far as its name tells."""
     if catalog.source.store is not None or catalog.cache.copy_local:
         return True
-    return catalog.manifest.names[shard].lower().endswith(PACKED_SUFFIXES)
+    return is_packed(catalog.manifest.names[shard])
+
+
+def is_packed(name: str) -> bool:
+    """Whether a shard is compressed, as far as its name tells."""
+    return name.lower().endswith(PACKED_SUFFIXES)
 
 
 class Prefetcher:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 PIECE_BYTES: Final = 1 << 20  # of a compressed file, handed on at a time
+COPIED_AT_ONCE: Final = 8 << 20  # of a file on a slow file system, by one read
 
 
 class Tar(NamedTuple):
@@ -52,7 +53,12 @@ def map_tar(
     make_way: Callable[[], None] | None = None,
     diary: Diary | None = None,
 ) -> Tar:
-    """Map the tar of a local shard; see `Cache.tar`, also for what is raised."""
+    """Map the tar of a local shard; see `Cache.tar`, also for what is raised.
+
+    With the cache's `copy_local` a plain one is copied into it, too.
+    """
+    if cache.copy_local:
+        return _copied(path, cache, make_way, diary)
     data = map_file(path)
     if packing_of(bytes(data[:BLOCK_BYTES])) is None:
         return Tar(data, path, None)
@@ -60,6 +66,19 @@ def map_tar(
     del data
     unpacked = cache.tar(LocalFile(path), make_way=make_way, diary=diary)
     return Tar(unpacked, unpacked_name(path), size, is_cached=True)
+
+
+def _copied(
+    path: str, cache: Cache, make_way: Callable[[], None] | None, diary: Diary | None
+) -> Tar:
+    """The tar of a shard on a slow file system, which is read once, and never mapped, there."""
+    origin = LocalFile(path, piece_bytes=COPIED_AT_ONCE)
+    status = origin.status()
+    tar = cache.tar(origin, make_way=make_way, diary=diary)
+    is_packed = packing_of(origin.first(BLOCK_BYTES)) is not None
+    if is_packed:
+        return Tar(tar, unpacked_name(path), status.st_size, is_cached=True)
+    return Tar(tar, path, None, is_cached=True)
 
 
 def tar_for_a_look(data: memoryview, path: str, limits: Limits | None = None) -> Tar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import mmap
 
 import pytest
@@ -56,3 +57,18 @@ def test_an_empty_file_is_plain(tmp_path, cache):
     (tmp_path / "x.tar").touch()
     with pytest.raises(ShardError, match="0 bytes"):
         index_of(map_tar(str(tmp_path / "x.tar"), cache))
+
+
+def test_a_plain_shard_of_a_slow_file_system_is_copied_once_and_mapped_in_the_cache(tmp_path):
+    copying = Cache(tmp_path / "cache", max_bytes="1MB", copy_local=True)
+    plain = tar_bytes([("a.txt", b"1")])
+    for name, content in (("x.tar", plain), ("y.tar", gzip.compress(plain))):
+        (tmp_path / name).write_bytes(content)
+        for _ in range(2):
+            tar = map_tar(str(tmp_path / name), copying)
+            assert bytes(tar.data) == plain
+            assert tar.is_cached
+            assert tar.compressed_bytes == (None if name == "x.tar" else len(content))
+    assert copying.use().tars == 2
+    (tmp_path / "x.tar").write_bytes(tar_bytes([("b.txt", b"22")]))
+    assert b"b.txt" in bytes(map_tar(str(tmp_path / "x.tar"), copying).data)
