@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import distributed
 
-from benchmarks.feeding.measure import versions
+from benchmarks.feeding.measure import versions_of
 from benchmarks.feeding.registry import find
 from benchmarks.feeding.work import BATCHES, OWN, Work
 from benchmarks.training import loop
@@ -45,7 +45,7 @@ def measured(
         "loader": name,
         "ranks": distributed.get_world_size(),
         "device": torch.cuda.get_device_name(device) if use_gpu else "cpu",
-        "versions": versions(find(name)),
+        "versions": versions_of(find(name).packages),
         "profiles": {},
     }
     for profile in profiles:
