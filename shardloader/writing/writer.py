@@ -62,8 +62,9 @@ class ShardWriter:
     `max_samples` samples, or before the sample that would make the *file* longer than `max_bytes`
     (an int, or a text such as "200MB" or "1GiB"); a sample that is longer by itself gets a shard
     of its own. The folder may hold no shard and no manifest, unless `overwrite=True`, which
-    first removes what a writer with this pattern made, and nothing else; or `append=True`, which
-    adds shards to the dataset there and keeps its manifest as `manifest-DIGEST.json`.
+    removes what a writer with this pattern made, and nothing else, once its own first shard is
+    whole; or `append=True`, which adds shards to the dataset there and keeps its manifest as
+    `manifest-DIGEST.json`.
 
     `compression="zstd"` writes `.tar.zst` shards, a frame for every `frame_samples` samples, or
     for 16 MiB of them if that is less, so that reading one sample costs one frame; `max_bytes` is

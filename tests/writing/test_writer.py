@@ -504,7 +504,7 @@ def test_a_writer_killed_while_it_clears_a_folder_leaves_no_dataset(
             unlink(path, missing_ok=missing_ok)
 
         monkeypatch.setattr(Path, "unlink", killed)
-        ShardWriter(tmp_path, overwrite=True).__enter__()
+        write(tmp_path, [small(0)], overwrite=True)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     if (tmp_path / "manifest.json").exists():
