@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import shutil
 
@@ -49,7 +48,7 @@ def test_the_parts_together_are_the_samples_in_order(source):
 def test_a_part_is_read_alike_whoever_reads_it_and_when(source):
     parts = list(source.parts())
     assert [part.number for part in parts] == list(range(len(parts)))
-    assert [pickle.dumps(part) for part in source.parts()] == [pickle.dumps(part) for part in parts]
+    assert list(source.parts()) == parts
     in_order = [encoded(source.read(part)) for part in parts]
     shuffled = list(enumerate(parts))
     random.Random(0).shuffle(shuffled)
