@@ -22,7 +22,8 @@ from shardloader.errors import (
 from shardloader.reading.columns import Spans, column_of, is_quick
 from shardloader.reading.decode import located
 from shardloader.reading.extents import locate
-from shardloader.reading.shard import ShardPool
+from shardloader.reading.pool import ShardPool
+from shardloader.reading.ranged_shard import RangedShard
 from shardloader.reading.store import files_to_keep_open
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from shardloader.dataset.recipe import Recipe
     from shardloader.reading.columns import Column
     from shardloader.reading.extents import Extents
+    from shardloader.reading.ranges import Stretches
     from shardloader.reading.shard import Shard
 
 
@@ -126,6 +128,26 @@ class SampleReader:
         return opened
 
     @property
+    def waits_for_a_store(self) -> bool:
+        """Whether every sample is fetched when it is asked for."""
+        return self._pool.reads_by_ranges
+
+    def expect(self, shard: NDArray[np.int64], sample: NDArray[np.int64]) -> None:
+        """Fetch at once what `load` will be asked for one by one, where it comes by ranges.
+
+        What is wrong with a shard is not told here: `load` does.
+        """
+        for number in np.unique(shard).tolist() if self._pool.may_read_by_ranges else ():
+            try:
+                opened = self._opened(number)
+                if isinstance(opened, RangedShard):
+                    opened.expect(sample[shard == number], self._wanted)
+            except StoreError:
+                raise
+            except ShardLoaderError:
+                continue
+
+    @property
     def transforms(self) -> bool:
         """Whether samples are transformed."""
         return self._transformer.transforms
@@ -157,7 +179,7 @@ class SampleReader:
         shards = extents.shard[start:stop].tolist()
         distinct = set(shards)
         opened = self._pool.together(distinct) if len(distinct) <= self._shards_at_once else None
-        if opened is None:
+        if opened is None or any(shard.is_ranged for shard in opened.values()):
             return self._read_shard_by_shard(extents, start, stop, with_keys=with_keys)
         buffers = {number: shard.buffer for number, shard in opened.items()}
         if stop - start >= WORTH_A_TOUCH * len(opened):
@@ -180,23 +202,33 @@ class SampleReader:
     ) -> Columns:
         """The same from many shards: all open at once would be too many files, or too much cache.
 
-        The bytes are copied out of one shard after another, and decoded then.
+        Or from some that are not here: their bytes are fetched together. The bytes are copied out
+        of one shard after another, and decoded then.
         """
         shard = extents.shard[start:stop]
+        fetched: Mapping[int, Stretches] = {}
+        if self._pool.may_read_by_ranges:
+            fetched = self._pool.fetch(
+                np.tile(shard, len(extents.fields)),
+                extents.starts[:, start:stop].ravel(),
+                extents.stops[:, start:stop].ravel(),
+            )
         data = np.empty((len(extents.fields), stop - start), dtype=object)
         keys = np.empty(stop - start if with_keys else 0, dtype=object)
         for number in np.unique(shard).tolist():
-            opened = self._pool[number]
+            here = fetched.get(number)
+            opened = self._pool.mapped(number) if here is None else self._pool[number]
+            buffer = opened.buffer if here is None else here
             rows = np.flatnonzero(shard == number)
             for at in range(len(extents.fields)):
                 begin = extents.starts[at, start + rows].tolist()
                 end = extents.stops[at, start + rows].tolist()
                 for row, first, last in zip(rows, begin, end, strict=True):
-                    data[at, row] = opened.buffer[first:last]
+                    data[at, row] = buffer[first:last]
             if with_keys:
                 first, last = extents.keys[:, start + rows].tolist()
                 keys[rows] = _keys({number: opened}, [number] * len(rows), first, last)
-            del opened  # while the next one is opened, the cache may need its room
+            del opened, buffer  # while the next one is opened, the cache may need its room
         columns = {}
         for field, values in zip(extents.fields, data.tolist(), strict=True):
             spans = Spans(values, range(stop - start), [0] * len(values), list(map(len, values)))

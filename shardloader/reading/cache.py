@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shardloader")
 
+DEFAULT: Final = "default"
 DEFAULT_MAX_BYTES: Final = "50GB"
+DEFAULT_RANGE_BYTES: Final = "64MB"
 PATIENCE_S: Final = 30.0  # how long a writer waits for readers to let go
 _POLL_S: Final = 0.05
 _VERSIONS_TRIED: Final = 4
@@ -67,7 +69,9 @@ class Cache:
     folder: made when first needed; several jobs may share it. max_bytes: the most that it holds,
     a number or a text such as "200GB". max_expansion: how many times its own size a compressed
     shard may stand for, beyond the first 256 MiB. max_window: the largest window of a zstd frame
-    (`zstd --long=31` needs "2GiB").
+    (`zstd --long=31` needs "2GiB"). range_bytes: how many bytes each process that reads may fetch
+    by ranges of remote shards which are still on their way, so that the first batches need not wait
+    for whole ones; those bytes come twice. 0: none.
 
     Raises UsageError for what makes no sense. It holds nothing open, and travels to workers.
     """
@@ -76,6 +80,7 @@ class Cache:
     max_bytes: int | str = field(default="200GB", kw_only=True)
     max_expansion: int = field(default=MAX_EXPANSION, kw_only=True)
     max_window: int | str = field(default=MAX_WINDOW_BYTES, kw_only=True)
+    range_bytes: int | str = field(default=DEFAULT_RANGE_BYTES, kw_only=True)
 
     def __post_init__(self) -> None:
         given: Any = self.folder
@@ -88,6 +93,8 @@ class Cache:
         object.__setattr__(self, "folder", str(folder))
         object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes))
         object.__setattr__(self, "max_window", parse_bytes(self.max_window))
+        if self.range_bytes != 0 or isinstance(self.range_bytes, bool):
+            object.__setattr__(self, "range_bytes", parse_bytes(self.range_bytes))
         if int(self.max_window) > _LARGEST_WINDOW:
             raise UsageError(f"max_window= is at most 2GiB, as zstd has it, not {self.max_window}")
         expansion: Any = self.max_expansion
@@ -120,6 +127,11 @@ class Cache:
     def file(self, origin: Origin, *, make_way: Callable[[], None] | None = None) -> memoryview:
         """Map a file that is no tar, as `tar` does: its bytes are kept as they come."""
         return self._kept(origin, make_way, PATIENCE_S, unpack=False)
+
+    def has(self, origin: Origin) -> bool:
+        """Whether the file of an origin, as it is now, is here; it may be gone the next moment."""
+        name = name_of(origin.identity, origin.version())
+        return CacheFolder(Path(self.folder)).has(name)
 
     def _kept(
         self,
@@ -182,6 +194,21 @@ class Cache:
             ]
             folder.remove_unused_locks()
         return len(removed), sum(removed)
+
+
+def cache_for(given: Cache | str | None) -> Cache | None:
+    """What `cache=` means: a cache, "default" for this user's, None for none.
+
+    Raises UsageError for anything else.
+    """
+    if given is None or isinstance(given, Cache):
+        return given
+    if given == DEFAULT:
+        return default_cache()
+    raise UsageError(
+        "cache= is a Cache(folder, max_bytes=), 'default' (~/.cache/shardloader), or None: nothing "
+        f"is kept, and remote shards are read by ranges alone; it was {given!r}"
+    )
 
 
 def default_cache() -> Cache:

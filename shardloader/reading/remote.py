@@ -68,6 +68,10 @@ class Patience:
             yield min(self.first_s * 2**number, self.longest_s)
 
 
+class MissingFileError(WorldError):
+    """The store has no file of that name."""
+
+
 class _PastEndError(StoreError):
     """The file ends before the bytes that were asked for."""
 
@@ -112,6 +116,11 @@ class Store:
     def name(self) -> str:
         """What messages call the folder."""
         return without_secrets(self._url)
+
+    @property
+    def folder_url(self) -> str:
+        """The folder's URL, with whatever secrets are in it."""
+        return self._url
 
     @property
     def scheme(self) -> str:
@@ -237,7 +246,7 @@ def _leaves(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 def _error(shown: str, failure: _Failure, attempts: int) -> WorldError:
     trouble, words = failure.trouble, failure.words
     if trouble is Trouble.MISSING:
-        return WorldError(
+        return MissingFileError(
             f"{shown}: the store has no such file ({words}): put it there, or give the folder's "
             "right URL"
         )
@@ -303,6 +312,25 @@ class RemoteFile:
 
         return self._ask(read)
 
+    def has_ranges(self) -> bool:
+        """Whether the store gives a part of the file where a part is asked for.
+
+        Servers of HTTP may not; reading a byte tells, and no more is read. Other stores all do.
+        """
+        if self.store.scheme not in _HTTP:
+            return True
+
+        def read(client: Any) -> bool:
+            with client.open(self.url, "rb", cache_type="none") as file:
+                try:
+                    file.seek(1)
+                    file.read(1)
+                except ValueError:  # how fsspec says it
+                    return False
+            return True
+
+        return self._ask(read)
+
     def read(self, start: int, stop: int) -> bytes:
         """Read bytes by one request; fewer where the store gives fewer.
 
@@ -317,12 +345,12 @@ class RemoteFile:
         body = bytes(self._ask(lambda client: client.cat_file(self.url, start=start, end=stop)))
         return body[start:] if len(body) > stop - start else body
 
-    def pieces(self, *, size: int) -> Iterator[bytes]:
-        """Yield the bytes of a file of that size, by requests of 16 MiB.
+    def pieces(self, *, size: int, start: int = 0) -> Iterator[bytes]:
+        """Yield the bytes of a file of that size from `start` on, by requests of 16 MiB.
 
         Stops early where the file does. Raises StoreError if it gives short bodies too often.
         """
-        at = 0
+        at = start
         waits = self.store.patience.waits()
         while at < size:
             stop = min(at + PIECE_BYTES, size)

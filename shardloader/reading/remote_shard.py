@@ -19,6 +19,7 @@ from shardloader.format.index import SampleIndex
 from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.format.unpacking import unpacked_name
 from shardloader.reading.source import INDEX_SUFFIX
+from shardloader.reading.store import map_file
 from shardloader.reading.tars import Tar
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from shardloader.format.manifest import Manifest
     from shardloader.reading.cache import Cache
     from shardloader.reading.remote import RemoteFile, Store
+    from shardloader.reading.source import Source
 
 _WAY_OUT = "put shards, indexes and manifest of one `shardloader write` or `index` there together"
 
@@ -118,8 +120,41 @@ class RemoteIndex:
         yield data
 
 
+def shard_of(source: Source, manifest: Manifest, shard: int) -> RemoteShard:
+    """The origin of a shard, by its number in the manifest."""
+    digests = manifest.content_digests
+    return RemoteShard(
+        file=_store_of(source).at(manifest.names[shard]),
+        file_bytes=int(manifest.sizes[shard]),
+        content_digest=None if digests is None else digests[shard],
+    )
+
+
+def index_of_remote(
+    source: Source,
+    manifest: Manifest,
+    shard: int,
+    cache: Cache | None,
+    *,
+    make_way: Callable[[], None] | None = None,
+) -> SampleIndex:
+    """The index of a remote shard: mapped from the cache, or in memory where there is none.
+
+    One that lies in a local folder is mapped there, and not compared with the manifest.
+    """
+    name, store = manifest.names[shard], source.index_store
+    if store is None:
+        path = source.index_path(name)
+        return SampleIndex.from_buffer(map_file(path), name=path)
+    file = store.at(f"{name}{INDEX_SUFFIX}")
+    origin = RemoteIndex(file=file, digest=manifest.index_digests[shard])
+    if cache is None:
+        return SampleIndex.from_buffer(b"".join(origin.pieces()), name=file.name)
+    return SampleIndex.from_buffer(cache.file(origin, make_way=make_way), name=file.name)
+
+
 def map_remote(
-    store: Store,
+    source: Source,
     manifest: Manifest,
     shard: int,
     cache: Cache,
@@ -127,18 +162,15 @@ def map_remote(
     make_way: Callable[[], None] | None = None,
 ) -> tuple[Tar, SampleIndex]:
     """Map a remote shard's tar and its index, fetched if they are not in the cache yet."""
-    name = manifest.names[shard]
-    index_file = store.at(f"{name}{INDEX_SUFFIX}")
-    origin = RemoteIndex(file=index_file, digest=manifest.index_digests[shard])
-    kept = cache.file(origin, make_way=make_way)
-    index = SampleIndex.from_buffer(kept, name=index_file.name)
-    digests = manifest.content_digests
-    remote = RemoteShard(
-        file=store.at(name),
-        file_bytes=int(manifest.sizes[shard]),
-        content_digest=None if digests is None else digests[shard],
-    )
+    index = index_of_remote(source, manifest, shard, cache, make_way=make_way)
+    remote = shard_of(source, manifest, shard)
     data = cache.tar(remote, make_way=make_way)
     is_packed = index.compressed_bytes is not None
     called = unpacked_name(remote.name) if is_packed else remote.name
     return Tar(data, called, index.compressed_bytes, is_cached=True), index
+
+
+def _store_of(source: Source) -> Store:
+    if source.store is None:
+        raise AssertionError
+    return source.store

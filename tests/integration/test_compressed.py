@@ -17,7 +17,7 @@ import shardloader as sl
 from shardloader.reading.cache import Cache, _Filling
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.indexing import index_dataset
-from shardloader.reading.shard import ShardPool
+from shardloader.reading.pool import ShardPool
 from tests.corpora import (
     contents,
     dataset_of,
