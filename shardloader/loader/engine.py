@@ -16,6 +16,7 @@ from shardloader.dataset.recipe import check_pickles
 from shardloader.distributed.environment import local_ranks
 from shardloader.loader.ring import Receiver, Ring
 from shardloader.loader.stream import BatchStream, StreamOptions
+from shardloader.loader.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from shardloader.dataset.recipe import Collate, Recipe
     from shardloader.dataset.shard_dataset import ShardDataset
     from shardloader.order.schedule import Schedule
+    from shardloader.reading.traffic import Traffic
 
 MOST_THREADS: Final = 16  # more than that, and the interpreter's lock is what they wait for
 
@@ -51,6 +53,12 @@ class Engine:
         self._recipe: Recipe | None = None
         self._made: tuple[BatchStream, DataLoader[Any]] | None = None
         self._receiver: Receiver | None = None
+        self._tally = Tally(num_workers)
+
+    @property
+    def worker_traffic(self) -> Traffic:
+        """What all workers so far have asked of the dataset's store."""
+        return self._tally.traffic
 
     def batches(self, schedule: Schedule, recipe: Recipe, *, epoch: int) -> Iterator[Any]:
         """This rank's batches of a schedule; recipe: the dataset that it is of."""
@@ -102,6 +110,7 @@ class Engine:
                     in_flight=2 + (self._options.get("prefetch_factor") or 2),
                     collate_fn=self._collate_fn,
                     meta=self._meta,
+                    tally=self._tally,
                 )
             )
             loader: DataLoader[Any] = DataLoader(

@@ -238,7 +238,9 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
 
     def stats(self) -> Stats:
         """Counts of what this rank's loop received, since the loader was made; see `Stats`."""
-        return self._account.stats(self._progress.manifest)
+        manifest = self._progress.manifest
+        traffic = self._progress.recipe.catalog.traffic + self._engine.worker_traffic
+        return self._account.stats(manifest, traffic)
 
     def log_samples(self, folder: str | os.PathLike[str], *, attempt: int | None = None) -> None:
         """Write which samples are received to `folder`, for `shardloader audit`.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardloader.format.manifest import Manifest
     from shardloader.loader.quarantine import Quarantine
     from shardloader.order.schedule import Schedule
+    from shardloader.reading.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class Stats:
     "field", "transform", "shard". damaged_shards: shards of the dataset that were damaged when
     they were indexed, by kind of damage (words of `shardloader.format.notices.ERROR_KINDS` and
     "unreadable"): what lies behind the damage is in no count.
+    traffic: what this rank's processes have asked of a remote store, for the manifest too, and for
+    batches that were not received: `requests`, further attempts among them, and `received_bytes`.
     """
 
     batches: int
@@ -42,6 +45,7 @@ class Stats:
     refused: int
     bad: Mapping[str, int]
     damaged_shards: Mapping[str, int]
+    traffic: Traffic
 
     @property
     def num_bad(self) -> int:
@@ -55,6 +59,8 @@ class Stats:
             **{name: getattr(self, name) for name in plain},
             **{f"bad_{kind}": count for kind, count in self.bad.items()},
             **{f"damaged_shards_{kind}": count for kind, count in self.damaged_shards.items()},
+            "store_requests": self.traffic.requests,
+            "store_received_bytes": self.traffic.received_bytes,
         }
 
 
@@ -159,8 +165,8 @@ class Account:
         if self._leg is not None:
             self._leg.settle(self._counts)
 
-    def stats(self, manifest: Manifest) -> Stats:
-        """The counts now."""
+    def stats(self, manifest: Manifest, traffic: Traffic) -> Stats:
+        """The counts now; traffic: of all processes of this rank."""
         self._settle()
         counts = self._counts
         num_bad = counts.bad.total()
@@ -173,4 +179,5 @@ class Account:
             refused=counts.refused,
             bad=MappingProxyType({kind: counts.bad[kind] for kind in BAD_KINDS}),
             damaged_shards=MappingProxyType(dict(damaged)),
+            traffic=traffic,
         )

@@ -25,6 +25,7 @@ from shardloader.loader.read_ahead import read_ahead
 from shardloader.loader.ring import Sender
 from shardloader.order.grid import Grid
 from shardloader.order.schedule import Schedule
+from shardloader.reading.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from shardloader.dataset.recipe import Collate, Recipe
     from shardloader.dataset.shard_dataset import ShardDataset
     from shardloader.loader.ring import Ring
+    from shardloader.loader.tally import Tally
     from shardloader.order.topology import Topology
 
 BLOCKS_A_BATCH: Final = 4  # large pieces that a batch may have before blocks are made for once
@@ -43,7 +45,8 @@ class StreamOptions:
 
     accumulate: steps of an optimiser step; is_grouped: whether batches carry `__group_valid__`;
     decode_threads: threads that decode what is slow to decode, where there are no workers;
-    in_flight: batches of a worker that are made or being read at a time.
+    in_flight: batches of a worker that are made or being read at a time; tally: where workers
+    count what they ask of a store.
     """
 
     recipe: Recipe
@@ -55,6 +58,7 @@ class StreamOptions:
     in_flight: int
     collate_fn: Collate | None
     meta: str
+    tally: Tally
 
 
 class BatchStream(IterableDataset[Any]):
@@ -68,6 +72,7 @@ class BatchStream(IterableDataset[Any]):
         # epoch, consumed, ranks, workers, batch
         self._position = torch.zeros(5, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._reader: SampleReader | None = None
+        self._told = Traffic()  # what this worker has counted so far
 
     def start_at(self, *, epoch: int, consumed: int, grid: Grid) -> None:
         """Let the next iterator begin here."""
@@ -111,11 +116,27 @@ class BatchStream(IterableDataset[Any]):
             is_worth_it=maker.is_slow,
             num_threads=options.decode_threads if info is None else 0,
         )
-        batches = chain.from_iterable(starmap(maker.join, read))
+        batches: Iterator[Any] = chain.from_iterable(starmap(maker.join, read))
         strategy: str = get_sharing_strategy()  # type: ignore[no-untyped-call]
-        if info is None or strategy == "file_system":
+        if info is None:
             return batches
-        return self._packed(batches, info.id)
+        batches = self._counted(batches, info.id)
+        return batches if strategy == "file_system" else self._packed(batches, info.id)
+
+    def _counted(self, batches: Iterator[Any], worker: int) -> Iterator[Any]:
+        """Batches; before each the main process is told what was asked of the store."""
+        try:
+            for batch in batches:
+                self._tell(worker)
+                yield batch
+        finally:
+            self._tell(worker)
+
+    def _tell(self, worker: int) -> None:
+        now = self._options.recipe.catalog.traffic
+        if now != self._told:
+            self._options.tally.add(worker, now - self._told)
+            self._told = now
 
     def _packed(self, batches: Iterator[Any], worker: int) -> Iterator[Any]:
         """What crosses to the main process, and is a batch there."""

@@ -25,6 +25,7 @@ from shardloader.reading.indexing import (
 from shardloader.reading.remote_source import no_manifest, place_of
 from shardloader.reading.source import Source, earlier_manifest_name, find_shards
 from shardloader.reading.store import read_file
+from shardloader.reading.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,6 +63,12 @@ class Catalog:
     def num_shards(self) -> int:
         """How many shards there are."""
         return self.manifest.num_shards
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this process has asked of the dataset's store, if it has one."""
+        store = self.source.store
+        return Traffic() if store is None else store.meter.traffic
 
     def shard_path(self, shard: int) -> str:
         """Give the path of a shard, by its number in the manifest."""

@@ -8,8 +8,12 @@ by the classes' names.
 from __future__ import annotations
 
 import errno
+import math
+import time
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 
 class Trouble(Enum):
@@ -31,6 +35,16 @@ _BY_STATUS: Final = {
     416: Trouble.PAST_END,
     425: Trouble.PASSING,
     429: Trouble.PASSING,
+}
+# What S3 calls its errors, where the status says less: an expired token is 400, as much else is.
+# The answer to HEAD has no body, and "400" for a code.
+_BY_CODE: Final = {
+    "400": Trouble.DENIED,
+    "ExpiredToken": Trouble.DENIED,
+    "ExpiredTokenException": Trouble.DENIED,
+    "InvalidToken": Trouble.DENIED,
+    "RequestTimeout": Trouble.PASSING,
+    "TokenRefreshRequired": Trouble.DENIED,
 }
 _PASSING_ERRNOS: Final = frozenset(
     (
@@ -65,6 +79,16 @@ _PASSING_CLASSES: Final = frozenset(
         "Timeout",
     )
 )
+# Classes of botocore: there are no credentials just now, or they can't be renewed.
+_DENIED_CLASSES: Final = frozenset(
+    (
+        "CredentialRetrievalError",
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "SSOError",
+        "TokenRetrievalError",
+    )
+)
 
 
 def underlying(error: BaseException) -> BaseException:
@@ -76,16 +100,45 @@ def underlying(error: BaseException) -> BaseException:
     return cause if tells_more else error
 
 
+def _answer_of(error: BaseException) -> tuple[int | None, str, Any]:
+    """Status, code and headers of the answer that an error tells.
+
+    As those of aiohttp, azure, gcsfs, huggingface_hub and botocore do; s3fs gives errors of the
+    system botocore's for their cause.
+    """
+    for each in (error, error.__cause__):
+        response = getattr(each, "response", None)
+        if isinstance(response, dict):
+            meta = response.get("ResponseMetadata", {})
+            code = str(response.get("Error", {}).get("Code", ""))
+            return meta.get("HTTPStatusCode"), code, meta.get("HTTPHeaders", {})
+        headers = getattr(each, "headers", None) or getattr(response, "headers", None) or {}
+        own = "code" if type(each).__name__ == "HttpError" else "status"  # as gcsfs calls it
+        places = ((each, own), (each, "status_code"), (response, "status_code"))
+        told = (getattr(place, name, None) for place, name in places)
+        status = next((value for value in told if isinstance(value, int)), None)
+        if status is not None:
+            return status, "", headers
+    return None, "", {}
+
+
 def _status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error tells, as aiohttp's, azure's and botocore's do."""
-    response = getattr(error, "response", None)
-    answer = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-    told = (
-        getattr(error, "status", None),
-        getattr(error, "status_code", None),
-        answer.get("HTTPStatusCode"),
-    )
-    return next((status for status in told if isinstance(status, int)), None)
+    return _answer_of(error)[0]
+
+
+def retry_after_of(error: BaseException) -> float | None:
+    """How many seconds the server asks to wait, by its header Retry-After: a number or a date."""
+    headers = _answer_of(underlying(error))[2]
+    told = headers.get("Retry-After") or headers.get("retry-after")
+    if told is None:
+        return None
+    seconds = math.nan
+    with suppress(ValueError, TypeError):
+        seconds = float(told)
+    if math.isnan(seconds):
+        with suppress(ValueError, TypeError):
+            seconds = parsedate_to_datetime(told).timestamp() - time.time()
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
 def trouble_of(error: BaseException) -> Trouble:
@@ -95,19 +148,23 @@ def trouble_of(error: BaseException) -> Trouble:
     (<Trouble.PASSING: 'it may go better in a moment'>, <Trouble.MISSING: 'there is no such file'>)
     """
     error = underlying(error)
-    status = _status_of(error)
-    if status is None and error.__cause__ is not None:
-        status = _status_of(error.__cause__)  # s3fs gives errors of the system their cause
+    status, code, _ = _answer_of(error)
+    if code in _BY_CODE:
+        return _BY_CODE[code]
     if status is not None:
         server = Trouble.PASSING if status >= 500 else Trouble.LASTING
         return _BY_STATUS.get(status, server)
+    return _trouble_of_kind(error)
+
+
+def _trouble_of_kind(error: BaseException) -> Trouble:
+    """What an error without an answer means."""
     if isinstance(error, FileNotFoundError | IsADirectoryError):
         return Trouble.MISSING
-    if isinstance(error, PermissionError):
-        return Trouble.DENIED
-    if isinstance(error, TimeoutError | EOFError):
-        return Trouble.PASSING
-    if isinstance(error, OSError) and error.errno in _PASSING_ERRNOS:
-        return Trouble.PASSING
     names = {kind.__name__ for kind in type(error).__mro__}
-    return Trouble.LASTING if names.isdisjoint(_PASSING_CLASSES) else Trouble.PASSING
+    if isinstance(error, PermissionError) or names & _DENIED_CLASSES:
+        return Trouble.DENIED
+    is_passing = isinstance(error, TimeoutError | EOFError) or (
+        isinstance(error, OSError) and error.errno in _PASSING_ERRNOS
+    )
+    return Trouble.PASSING if is_passing or names & _PASSING_CLASSES else Trouble.LASTING

@@ -161,8 +161,7 @@ def read_manifest(place: Source) -> Manifest | None:
 def manifest_at(store: Store, name: str) -> Manifest | None:
     """Read a manifest of a remote folder; None if there is none of that name."""
     file = store.at(name)
-    data = file.whole_if_there()
-    return None if data is None else Manifest.from_json_bytes(data, name=file.name)
+    return file.parsed_if_there(partial(Manifest.from_json_bytes, name=file.name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,7 +151,7 @@ def fetched(origin: RemoteShard, start: int, stop: int) -> bytes:
 
     Raises ManifestError where it ends before them, NoRangesError where the store gives more.
     """
-    body = b"".join(origin.file.pieces(start=start, size=stop))
+    body = b"".join(origin.received(start, stop))
     if len(body) == stop - start:
         return body
     if len(body) > stop - start:

@@ -2,7 +2,8 @@
 
 One seam over fsspec: a file's size and version, a small file whole, a large one in pieces. What
 may pass is tried again, with longer and longer waits, at the offset that was reached; what won't
-pass is an error at once.
+pass is an error at once. A piece that is not as long as was asked for is not taken: what an error
+page in its place begins with would end up in the middle of a shard.
 
 A client (a file system of fsspec) has threads and sockets, and belongs to one process: it is made
 when first needed there, never taken from fsspec's cache, and once anew where the store refuses
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
 from shardloader.errors import (
+    DataError,
     MissingExtraError,
     ShardLoaderError,
     StoreError,
@@ -28,7 +30,10 @@ from shardloader.errors import (
     WorldError,
 )
 from shardloader.format.urls import HIDDEN, without_secrets
-from shardloader.reading.faults import Trouble, trouble_of, underlying
+from shardloader.reading.clients import EXTRAS, HTTP, new_client
+from shardloader.reading.faults import Trouble, retry_after_of, trouble_of, underlying
+from shardloader.reading.patience import OPTION, Attempts, Patience, one_request
+from shardloader.reading.traffic import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -38,8 +43,7 @@ _T = TypeVar("_T")
 logger = logging.getLogger("shardloader")
 
 PIECE_BYTES: Final = 16 << 20  # asked for at once; memory holds one piece
-STALL_S: Final = 30.0  # without a byte, over HTTP; other backends have timeouts of their own
-_HTTP: Final = ("http", "https")
+SHORT_BODIES: Final = 3  # in a row, of one piece, until that is an error
 _PARTS: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?:(?P<user>[^/?#]*)@)?")
 _TAGS: Final = ("ETag", "etag", "e_tag", "md5Hash", "Content-MD5", "Digest", "blob_id", "checksum")
 _TIMES: Final = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "modified")
@@ -50,30 +54,23 @@ _CREDENTIALS: Final = re.compile(
 _LEAST_SECRET: Final = 4  # letters; shorter values of options are no secrets, and parts of words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How often a request is tried, and the waits between, in seconds: each twice the last."""
-
-    attempts: int = 8
-    first_s: float = 0.25
-    longest_s: float = 16.0
-
-    def waits(self) -> Iterator[float]:
-        """Yield the wait before each further attempt.
-
-        >>> list(Patience(attempts=4, longest_s=0.6).waits())
-        [0.25, 0.5, 0.6]
-        """
-        for number in range(self.attempts - 1):
-            yield min(self.first_s * 2**number, self.longest_s)
-
-
 class MissingFileError(WorldError):
     """The store has no file of that name."""
 
 
 class _PastEndError(StoreError):
     """The file ends before the bytes that were asked for."""
+
+
+class ShortBodyError(StoreError):
+    """A store that gives less than was asked for, again and again.
+
+    first: what it gave, where that was asked for from the file's beginning on.
+    """
+
+    def __init__(self, message: str, *, first: bytes = b"") -> None:
+        super().__init__(message)
+        self.first = first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,22 +85,26 @@ class FileStatus:
 class _Failure:
     trouble: Trouble
     words: str
+    asked_s: float | None  # how long the server asks to wait
 
 
 class Store:
     """A folder on a remote store, and the options that fsspec's file system is made with.
 
-    It travels to other processes without its client. Its repr shows no secret.
+    An option "patience" is a mapping of what Patience has. meter: counts what this process asks of
+    it. It travels to other processes without its client and its counts. Its repr shows no secret.
     """
 
-    __slots__ = ("_client", "_options", "_url", "patience")
+    __slots__ = ("_client", "_options", "_url", "meter", "patience")
 
     def __init__(
         self, url: str, options: Mapping[str, Any] | None = None, patience: Patience | None = None
     ) -> None:
         self._url = url
         self._options = dict(options or {})
-        self.patience = Patience() if patience is None else patience
+        given = self._options.pop(OPTION, None)
+        self.patience = Patience.of(given) if patience is None else patience
+        self.meter = Meter()
         self._client: tuple[int, Any] | None = None
 
     def __repr__(self) -> str:
@@ -133,7 +134,7 @@ class Store:
 
     def _url_of(self, name: str) -> str:
         """A URL of HTTP keeps its query at the end, and a name in it is quoted."""
-        if self.scheme not in _HTTP:
+        if self.scheme not in HTTP:
             return f"{self._url.rstrip('/')}/{name}"
         folder, mark, query = self._url.partition("?")
         quoted = quote(name.encode("utf-8", "surrogateescape"), safe="/")
@@ -157,9 +158,8 @@ class Store:
         Raises WorldError for a file that is missing, StoreError where the store does not answer
         or refuses, MissingExtraError and UsageError where no client can be made.
         """
-        waits, is_new, attempts = self.patience.waits(), False, 0
+        attempts, is_new = Attempts(self.patience), False
         while True:
-            attempts += 1
             answer, failure = self._tried(request)
             if failure is None:
                 return answer  # type: ignore[return-value]
@@ -167,20 +167,34 @@ class Store:
                 logger.info("%s: %s; trying with a new client", shown, failure.words)
                 is_new, self._client = True, None
                 continue
-            wait = next(waits, None) if failure.trouble is Trouble.PASSING else None
+            is_passing = failure.trouble is Trouble.PASSING
+            wait = attempts.wait_s(failure.asked_s) if is_passing else None
             if wait is None:
-                raise _error(shown, failure, attempts)
-            logger.info("%s: %s; trying again in %g s", shown, failure.words, wait)
+                raise _error(shown, failure, attempts.made)
+            logger.info("%s: %s; trying again in %.3g s", shown, failure.words, wait)
             time.sleep(wait)
 
     def _tried(self, request: Callable[[Any], _T]) -> tuple[_T | None, _Failure | None]:
         try:
-            return request(self._client_here()), None
+            client = self._client_here()
+            with one_request(self._host, self.patience):
+                self.meter.add(requests=1)
+                answer = request(client)
         except (ShardLoaderError, MemoryError):
             raise
         # A backend may raise anything, and what it raises may show secrets.
         except Exception as error:  # noqa: BLE001
-            return None, _Failure(trouble_of(error), self._words_of(underlying(error)))
+            words = self._words_of(underlying(error))
+            return None, _Failure(trouble_of(error), words, retry_after_of(error))
+        if isinstance(answer, bytes):
+            self.meter.add(received_bytes=len(answer))
+        return answer, None
+
+    @property
+    def _host(self) -> str:
+        """Whom requests go to: the endpoint, else what a URL names first."""
+        place = str(self._options.get("endpoint_url") or self._url)
+        return f"{self.scheme} {_PARTS.sub('', place, count=1).partition('/')[0]}"
 
     def _client_here(self) -> Any:
         """This process's client. Two threads may make one each at first: that harms nothing."""
@@ -190,32 +204,19 @@ class Store:
         return found[1]
 
     def _new_client(self) -> Any:
-        import fsspec
-
         kind: type[UsageError] = UsageError
         try:
-            options = self._options_in_time()
-            return fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **options)[0]
+            return new_client(self._url, self.scheme, self._options, self.patience)
         except ImportError as error:
-            extra = " (pip install 'shardloader[http]')" if self.scheme in _HTTP else ""
-            words, kind = f"{self._words_of(error)}{extra}", MissingExtraError
+            extra = EXTRAS.get(self.scheme)
+            hint = f" (pip install 'shardloader[{extra}]')" if extra else ""
+            words, kind = f"{self._words_of(error)}{hint}", MissingExtraError
         except (TypeError, ValueError) as error:  # an unknown scheme, or an option that is none
             words = self._words_of(error)
         raise kind(
             f"{self.name}: fsspec opens what a URL names, and can't make a client for "
             f"{self.scheme}:// here: {words}: install its package, or mend storage_options="
         )
-
-    def _options_in_time(self) -> dict[str, Any]:
-        """The options, and over HTTP a limit of how long nothing may come, if they name none."""
-        options = dict(self._options)
-        if self.scheme in _HTTP:
-            import aiohttp
-
-            given = options.get("client_kwargs") or {}
-            limit = aiohttp.ClientTimeout(total=None, sock_connect=STALL_S, sock_read=STALL_S)
-            options["client_kwargs"] = {"timeout": limit, **given}
-        return options
 
     def _words_of(self, error: BaseException) -> str:
         text = without_secrets(f"{type(error).__name__}: {error}".rstrip(": "))
@@ -262,10 +263,11 @@ def _error(shown: str, failure: _Failure, attempts: int) -> WorldError:
             f"{shown}: the store does not give the file, and would not at another attempt "
             f"({words}): look at the URL and at storage_options="
         )
+    asked = f", and asks to wait {failure.asked_s:g} s" if failure.asked_s else ""
     return StoreError(
-        f"{shown}: the store does not give the file, after {attempts} attempts ({words}): look "
-        "whether it can be reached from here and start the run again; a checkpoint resumes where "
-        "it was"
+        f"{shown}: the store does not give the file, after {attempts} attempts ({words}{asked}): "
+        "look whether it can be reached from here and start the run again; a checkpoint resumes "
+        "where it was"
     )
 
 
@@ -317,7 +319,7 @@ class RemoteFile:
 
         Servers of HTTP may not; reading a byte tells, and no more is read. Other stores all do.
         """
-        if self.store.scheme not in _HTTP:
+        if self.store.scheme not in HTTP:
             return True
 
         def read(client: Any) -> bool:
@@ -330,6 +332,21 @@ class RemoteFile:
             return True
 
         return self._ask(read)
+
+    def parsed_if_there(self, parse: Callable[[bytes], _T]) -> _T | None:
+        """What a small file is to `parse`, which raises DataError; None if there is no such file.
+
+        It is read once more then: an error page in its place may be gone.
+        """
+        for is_last in (False, True):
+            data = self.whole_if_there()
+            try:
+                return None if data is None else parse(data)
+            except DataError as error:
+                if is_last:
+                    raise
+                logger.info("%s: reading it once more", error)
+        raise AssertionError
 
     def read(self, start: int, stop: int) -> bytes:
         """Read bytes by one request; fewer where the store gives fewer.
@@ -345,32 +362,38 @@ class RemoteFile:
         body = bytes(self._ask(lambda client: client.cat_file(self.url, start=start, end=stop)))
         return body[start:] if len(body) > stop - start else body
 
-    def pieces(self, *, size: int, start: int = 0) -> Iterator[bytes]:
-        """Yield the bytes of a file of that size from `start` on, by requests of 16 MiB.
+    def pieces(self, *, size: int, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """Yield the bytes start..stop-1 of a file of that size, or all, by requests of 16 MiB.
 
-        Stops early where the file does. Raises StoreError if it gives short bodies too often.
+        A store without ranges gives all in one. Stops early where the store says that the file
+        does. Raises ShortBodyError, a StoreError, where it gives less without saying so.
         """
         at = start
-        waits = self.store.patience.waits()
-        while at < size:
-            stop = min(at + PIECE_BYTES, size)
+        end = size if stop is None else stop
+        while at < end:
             try:
-                body = self._range(at, stop)
+                piece = self._piece(at, min(at + PIECE_BYTES, end), size)
             except _PastEndError:
                 return
-            if body:
-                yield body
-            at += len(body)
-            if at >= stop:
-                waits = self.store.patience.waits()
-                continue
-            wait = next(waits, None)
+            yield piece
+            at += len(piece)
+
+    def _piece(self, start: int, stop: int, size: int) -> bytes:
+        """Read these bytes, and no others; or all from `start` on."""
+        attempts = Attempts(self.store.patience)
+        while True:
+            body = self._range(start, stop)
+            if len(body) in {stop - start, size - start}:
+                return body
+            wait = attempts.wait_s() if attempts.made < SHORT_BODIES else None
             if wait is None:
-                raise StoreError(
-                    f"{self.name}: the store gives {at} bytes of {size}, and ends each body too "
-                    "early, after as many attempts as are made: look whether the file is whole"
+                raise ShortBodyError(
+                    f"{self.name}: the store was asked for the bytes {start} to {stop} of {size}, "
+                    f"and gives {len(body)} of them, each of {attempts.made} times: look whether "
+                    "the file is whole, and what lies between it and here",
+                    first=b"" if start else body,
                 )
-            logger.info("%s: a short body, %d of %d bytes; going on", self.name, at, size)
+            logger.info("%s: %d of %d bytes came; asking again", self.name, len(body), stop - start)
             time.sleep(wait)
 
     def _ask(self, request: Callable[[Any], _T]) -> _T:

@@ -173,15 +173,15 @@ def _current_index(job: _Job, name: str) -> SampleIndex | None:
     if index.compressed_bytes is not None or not file.has_ranges():
         return index
     starts = sorted({*outermost_headers(index)})
-    bodies = [_block(file, start) for start in starts]
+    bodies = [_block(file, start, index.file_bytes) for start in starts]
     try:
         return index if outermost_hold(index, Stretches(starts, bodies)) else None
     except IndexError:
         return None
 
 
-def _block(file: RemoteFile, start: int) -> bytes:
-    return b"".join(file.pieces(start=start, size=start + BLOCK_BYTES))
+def _block(file: RemoteFile, start: int, size: int) -> bytes:
+    return b"".join(file.pieces(size=size, start=start, stop=start + BLOCK_BYTES))
 
 
 def _index_one(job: _Job, name: str) -> Entry | ShardLoaderError:

@@ -3,21 +3,24 @@
 The index comes first, and is kept by its digest: one file for whoever has the same index. The tar
 is fetched when the store says the size that the manifest lists, and published when it begins as a
 tar, has that size and, where the manifest has one, that content digest. So an error page that a
-server gives in a shard's place never gets into the cache.
+server gives in a shard's place never gets into the cache. What is not as listed is fetched once
+more, since it may have been damaged on the way, and then it is an error.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import xxhash
 
-from shardloader.errors import ManifestError
+from shardloader.errors import DataError, ManifestError
 from shardloader.format.foreign import check_beginning, packing_of
 from shardloader.format.index import SampleIndex
 from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.format.unpacking import unpacked_name
+from shardloader.reading.remote import ShortBodyError
 from shardloader.reading.source import INDEX_SUFFIX
 from shardloader.reading.store import map_file
 from shardloader.reading.tars import Tar
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
     from shardloader.reading.cache import Cache
     from shardloader.reading.remote import RemoteFile, Store
     from shardloader.reading.source import Source
+
+_T = TypeVar("_T")
+
+logger = logging.getLogger("shardloader")
 
 _WAY_OUT = "put shards, indexes and manifest of one `shardloader write` or `index` there together"
 
@@ -67,7 +74,7 @@ class RemoteShard:
     def pieces(self) -> Iterator[bytes]:
         """Yield the file; raises ManifestError at the end if it is not the one listed."""
         hasher, length = xxhash.xxh3_128(), 0
-        for piece in self.file.pieces(size=self.file_bytes):
+        for piece in self.received(0, self.file_bytes):
             hasher.update(piece)
             length += len(piece)
             yield piece
@@ -79,6 +86,18 @@ class RemoteShard:
                 f"{self.name}: the shard's bytes have the digest {digest}, and the manifest lists "
                 f"{self.content_digest}: it was changed or damaged; {_WAY_OUT}"
             )
+
+    def received(self, start: int, stop: int) -> Iterator[bytes]:
+        """The store's bytes; ShardError for a page in the shard's place that says it is none.
+
+        A store without ranges gives all from `start` on.
+        """
+        try:
+            yield from self.file.pieces(size=self.file_bytes, start=start, stop=stop)
+        except ShortBodyError as error:
+            if error.first and packing_of(error.first) is None:
+                check_beginning(error.first, shard=self.name)
+            raise
 
     def _differs(self, problem: str) -> ManifestError:
         return ManifestError(
@@ -149,8 +168,10 @@ def index_of_remote(
     file = store.at(f"{name}{INDEX_SUFFIX}")
     origin = RemoteIndex(file=file, digest=manifest.index_digests[shard])
     if cache is None:
-        return SampleIndex.from_buffer(b"".join(origin.pieces()), name=file.name)
-    return SampleIndex.from_buffer(cache.file(origin, make_way=make_way), name=file.name)
+        data = _twice(lambda: b"".join(origin.pieces()))
+        return SampleIndex.from_buffer(data, name=file.name)
+    kept = _twice(lambda: cache.file(origin, make_way=make_way))
+    return SampleIndex.from_buffer(kept, name=file.name)
 
 
 def map_remote(
@@ -164,7 +185,7 @@ def map_remote(
     """Map a remote shard's tar and its index, fetched if they are not in the cache yet."""
     index = index_of_remote(source, manifest, shard, cache, make_way=make_way)
     remote = shard_of(source, manifest, shard)
-    data = cache.tar(remote, make_way=make_way)
+    data = _twice(lambda: cache.tar(remote, make_way=make_way))
     is_packed = index.compressed_bytes is not None
     called = unpacked_name(remote.name) if is_packed else remote.name
     return Tar(data, called, index.compressed_bytes, is_cached=True), index
@@ -174,3 +195,12 @@ def _store_of(source: Source) -> Store:
     if source.store is None:
         raise AssertionError
     return source.store
+
+
+def _twice(fetch: Callable[[], _T]) -> _T:
+    """What is fetched, or is fetched once more where it is not what it should be."""
+    try:
+        return fetch()
+    except DataError as error:
+        logger.info("%s: fetching it once more", error)
+    return fetch()

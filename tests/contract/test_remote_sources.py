@@ -194,6 +194,9 @@ def test_processes_that_ask_at_once_fetch_each_file_once(server, cache):
         (SHARD, ["503", "503"]),
         (SHARD, ["reset"]),
         (SHARD, ["short"]),
+        (SHARD, ["html"]),
+        (f"{SHARD}.index", ["html"]),
+        ("corpus/manifest.json", ["html"]),
         (f"{SHARD}.index", ["429", "reset"]),
         ("corpus/manifest.json", ["503", "reset"]),
     ],
@@ -230,7 +233,7 @@ def test_another_file_in_a_shards_place_is_named_for_what_it_is(server, cache, c
 
 
 def test_an_error_page_in_the_manifests_place_is_no_manifest(server, cache):
-    server.faults["GET", "corpus/manifest.json"] = ["html"]
+    server.faults["GET", "corpus/manifest.json"] = ["html"] * 2
     with pytest.raises(ManifestError, match=r"manifest\.json: a manifest is JSON"):
         everything(url_of(server), cache)
 

@@ -85,6 +85,8 @@ def test_every_way_of_reading_fills_the_same_slots_and_counts_the_same(options):
         "bad_field": 0,
         "bad_transform": 0,
         "bad_shard": 0,
+        "store_requests": 0,
+        "store_received_bytes": 0,
     }
 
 

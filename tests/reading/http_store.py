@@ -46,8 +46,10 @@ class _Handler(BaseHTTPRequestHandler):
         faults = store.faults[self.command, path]
         fault = faults.pop(0) if faults else ""
         content = store.content(path)
-        if fault.isdigit():
-            self._send(int(fault), b"", with_body=with_body)
+        status, _, seconds = fault.partition(" ")
+        if status.isdigit():
+            headers = {"Retry-After": seconds} if seconds else {}
+            self._send(int(status), b"", with_body=with_body, headers=headers)
         elif fault == "html":
             self._send(200, HTML, with_body=with_body)
         elif content is None:
@@ -102,7 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
 class HttpStore(ThreadingHTTPServer):
     """A server of files on loopback.
 
-    faults: by method and path, what the next requests meet: a status, "html" (a page with 200),
+    faults: by method and path, what the next requests meet: a status (and seconds for
+    Retry-After, as "429 7"), "html" (a page with 200),
     "reset" and "stall" (in mid-body), "short" (a body shorter than asked for, ended well). asked:
     how often each method and path was asked for. etags: by path, in place of the content's hash.
     """

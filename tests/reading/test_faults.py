@@ -6,19 +6,21 @@ import errno
 
 import pytest
 
-from shardloader.reading.faults import Trouble, trouble_of, underlying
+from shardloader.reading.faults import Trouble, retry_after_of, trouble_of, underlying
 
 
 class Answered(Exception):  # noqa: N818 - as aiohttp's, which may not be installed
     def __init__(self, status):
         super().__init__(status)
         self.status = status
+        self.headers: dict[str, str] = {}
 
 
 class BotocoreAnswered(Exception):  # noqa: N818
-    def __init__(self, status):
+    def __init__(self, status, code="", headers=None):
         super().__init__(status)
-        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
+        meta = {"HTTPStatusCode": status, "HTTPHeaders": headers or {}}
+        self.response = {"ResponseMetadata": meta, "Error": {"Code": code}}
 
 
 def wrapped(cause, error=None):
@@ -27,9 +29,13 @@ def wrapped(cause, error=None):
     return error
 
 
-def botocores(status):
+def botocores(*answer):
     """As s3fs raises it: an error of the system, whose cause has the answer."""
-    return wrapped(BotocoreAnswered(status), OSError(errno.EINVAL, "the range is not satisfiable"))
+    return wrapped(BotocoreAnswered(*answer), OSError(errno.EINVAL, "the range is not satisfiable"))
+
+
+def of_class(name):
+    return type(name, (Exception,), {})()
 
 
 @pytest.mark.parametrize(
@@ -54,11 +60,19 @@ def botocores(status):
         (OSError(errno.ECONNRESET, "reset"), Trouble.PASSING),
         (OSError(errno.EBUSY, "slow down"), Trouble.PASSING),
         (OSError(errno.EINVAL, "what?"), Trouble.LASTING),
-        (type("IncompleteRead", (Exception,), {})(), Trouble.PASSING),
+        (botocores(400, "ExpiredToken"), Trouble.DENIED),
+        (BotocoreAnswered(400, "TokenRefreshRequired"), Trouble.DENIED),
+        (botocores(400, "400"), Trouble.DENIED),
+        (botocores(400, "RequestTimeout"), Trouble.PASSING),
+        (botocores(400, "InvalidArgument"), Trouble.LASTING),
+        (of_class("NoCredentialsError"), Trouble.DENIED),
+        (of_class("IncompleteRead"), Trouble.PASSING),
         (ValueError("nonsense"), Trouble.LASTING),
     ],
     ids=lambda value: (
-        value.name if isinstance(value, Trouble) else f"{value!r}<-{value.__cause__!r}"
+        value.name
+        if isinstance(value, Trouble)
+        else f"{value!r}<-{value.__cause__!r} {getattr(value.__cause__, 'response', '')}"
     ),
 )
 def test_a_failure_is_told_by_its_status_its_number_or_its_class(error, trouble):
@@ -69,3 +83,24 @@ def test_a_cause_that_says_more_is_what_is_shown():
     answered, key = Answered(503), KeyError("a.tar")
     assert underlying(wrapped(answered)) is answered
     assert isinstance(underlying(wrapped(key)), FileNotFoundError)
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [("7", 7.0), ("0", 0.0), ("-3", 0.0), ("soon", None), ("inf", None), (None, None)],
+)
+def test_a_server_says_when_to_come_again(told, seconds):
+    headers = {} if told is None else {"retry-after": told}
+    assert retry_after_of(botocores(503, "SlowDown", headers)) == seconds
+    answered = Answered(429)
+    answered.headers = {} if told is None else {"Retry-After": told}
+    assert retry_after_of(wrapped(answered)) == seconds
+    assert retry_after_of(ValueError()) is None
+
+
+def test_it_may_be_a_date():
+    answered = Answered(429)
+    answered.headers = {"Retry-After": "Fri, 31 Dec 2100 23:59:59 GMT"}
+    assert (retry_after_of(answered) or 0) > 1e6
+    answered.headers = {"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}
+    assert retry_after_of(answered) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 
 import aiohttp
@@ -12,8 +13,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from shardloader.errors import MissingExtraError, StoreError, UsageError, WorldError
 from shardloader.reading import remote
-from shardloader.reading.remote import Patience, Store
+from shardloader.reading.clients import client_options
+from shardloader.reading.patience import Patience
+from shardloader.reading.remote import ShortBodyError, Store
+from shardloader.reading.traffic import Traffic
 from tests.reading.http_store import HttpStore
+from tests.reading.origins import FORK
 
 QUICK = Patience(attempts=4, first_s=0.01, longest_s=0.02)
 CONTENT = bytes(range(256)) * 40
@@ -67,8 +72,14 @@ def test_what_does_not_pass_is_an_error_after_a_bounded_number_of_attempts(serve
 
 def test_bodies_that_are_short_again_and_again_are_an_error(server):
     server.faults["GET", "corpus/a.tar"] = ["short"] * 100
-    with pytest.raises(StoreError, match="ends each body too early"):
+    with pytest.raises(ShortBodyError, match="gives 2048 of them, each of 3 times") as caught:
         read(file_of(server))
+    assert caught.value.first == CONTENT[:2048]
+
+
+def test_a_page_in_mid_file_is_not_taken_for_a_piece_of_it(server):
+    server.faults["GET", "corpus/a.tar"] = ["", "html", "html"]
+    assert read(file_of(server)) == CONTENT
 
 
 def test_a_stalled_stream_is_ended_and_taken_up_again(server):
@@ -78,11 +89,53 @@ def test_a_stalled_stream_is_ended_and_taken_up_again(server):
 
 
 def test_over_http_a_stall_is_ended_unless_the_user_says_otherwise(server):
-    options = Store(server.url, {"client_kwargs": {"trust_env": True}})._options_in_time()
-    assert options["client_kwargs"]["timeout"].sock_read == remote.STALL_S
+    options = client_options("http", {"client_kwargs": {"trust_env": True}}, Patience(stall_s=7))
+    assert options["client_kwargs"]["timeout"].sock_read == 7
     assert options["client_kwargs"]["trust_env"] is True
-    own = Store(server.url, {"client_kwargs": {"timeout": None}})._options_in_time()
+    own = client_options("http", {"client_kwargs": {"timeout": None}}, Patience())
     assert own["client_kwargs"]["timeout"] is None
+
+
+def test_over_s3_too_and_the_clients_own_attempts_are_off():
+    given = {"anon": True, "config_kwargs": {"region_name": "eu-west-1", "read_timeout": 9}}
+    options = client_options("s3", given, Patience(stall_s=7, in_flight=3))
+    assert options["anon"] is True
+    assert options["max_concurrency"] == 1
+    assert options["config_kwargs"] == {
+        "connect_timeout": 7,
+        "read_timeout": 9,
+        "region_name": "eu-west-1",
+        "max_pool_connections": 3,
+        "retries": {"max_attempts": 0},
+    }
+    assert client_options("gs", {"token": "anon"}, Patience()) == {"token": "anon"}
+
+
+def test_a_server_that_says_when_is_asked_again_then(server, monkeypatch):
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    server.faults["GET", "corpus/a.tar"] = ["429 7", "503 0.001"]
+    assert file_of(server).whole() == CONTENT
+    assert waited[0] == 7
+    assert waited[1] <= QUICK.longest_s
+    server.faults["GET", "corpus/a.tar"] = ["503 3600"]
+    with pytest.raises(StoreError, match=r"after 1 attempts .*asks to wait 3600 s"):
+        file_of(server).whole()
+
+
+def test_requests_and_bytes_are_counted_by_process(server):
+    store = file_of(server).store
+    server.faults["GET", "corpus/a.tar"] = ["503"]
+    assert store.at("a.tar").whole() == CONTENT
+    assert store.at("a.tar").status().size == len(CONTENT)
+    told = Traffic(requests=3, received_bytes=len(CONTENT))
+    assert store.meter.traffic == told
+    assert pickle.loads(pickle.dumps(store)).meter.traffic == Traffic()
+    process = FORK.Process(target=lambda: os._exit(store.meter.traffic.requests))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert store.meter.traffic == told
 
 
 def test_a_server_that_cannot_be_reached_is_an_error_that_names_it(server):

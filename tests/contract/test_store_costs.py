@@ -1,0 +1,106 @@
+"""What reading costs in requests and bytes, counted where they arrive, and what `stats` says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fnmatch import fnmatchcase
+from itertools import islice
+
+import numpy as np
+import pytest
+
+import shardloader as sl
+from shardloader.format.manifest import Manifest
+from shardloader.reading.traffic import Traffic
+from tests.corpora import each_once, kept_corpus, loader_of, valid_of
+from tests.servers.plan import Fault, Plan
+from tests.servers.proxy import FaultProxy
+
+COUNTS = (5, 0, 4, 7, 1, 6)
+HANG_S = 60
+NUM_MANY = 100_000
+
+
+@pytest.fixture
+def proxy(s3):
+    pytest.importorskip("s3fs")
+    with FaultProxy(s3.url) as running:
+        yield running
+
+
+def fetched(proxy, pattern):
+    """How often each path of a pattern was asked for with GET."""
+    return Counter(
+        each.path for each in proxy.seen if each.method == "GET" and fnmatchcase(each.path, pattern)
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_node_fetches_each_shard_and_index_once_and_stats_say_what_it_took(
+    s3, proxy, tmp_path, num_workers
+):
+    bucket = f"costs-{num_workers}"
+    url = s3.put_folder(bucket, kept_corpus(COUNTS))
+    proxy.follow(Plan(faults=(Fault(kind="status", path="*.tar", times=2),)))
+    ranks = [
+        loader_of(
+            url,
+            rank=rank,
+            world_size=2,
+            batch_size=2,
+            num_workers=num_workers,
+            timeout=HANG_S if num_workers else 0,
+            cache=sl.Cache(tmp_path / "cache"),
+            storage_options=s3.options(proxy.url),
+        )
+        for rank in range(2)
+    ]
+    for _ in range(2):  # epochs
+        assert each_once((n for each in ranks for n in valid_of(each)), sum(COUNTS))
+    files = [f"shard-{n:04d}.tar" for n, count in enumerate(COUNTS) if count]
+    failed = [each.path for each in proxy.seen if each.status == 503]
+    asked = fetched(proxy, "*.tar") - Counter(failed)
+    assert len(failed) == 2
+    assert asked == {f"{bucket}/corpus/{name}": 1 for name in files}
+    assert fetched(proxy, "*.index") == {f"{bucket}/corpus/{name}.index": 1 for name in files}
+    assert fetched(proxy, "*manifest.json").total() == 2  # each rank opens the dataset
+    assert fetched(proxy, bucket).total() == 0  # no listing
+    told = [loader.stats().traffic for loader in ranks]
+    assert told[0] + told[1] == Traffic(
+        requests=proxy.counts()["requests"], received_bytes=proxy.counts()["bytes"]
+    )
+    assert ranks[0].stats().to_dict()["store_requests"] == told[0].requests
+
+
+def test_a_dataset_of_very_many_shards_is_opened_with_a_handful_of_requests(s3, proxy, tmp_path):
+    sizes = np.full(NUM_MANY, 10_240, dtype=np.int64)
+    manifest = Manifest(
+        names=tuple(f"part-{n // 1000:03d}/shard-{n:06d}.tar" for n in range(NUM_MANY)),
+        sizes=sizes,
+        counts=np.full(NUM_MANY, 1000, dtype=np.int64),
+        index_digests=tuple(f"{n:032x}" for n in range(NUM_MANY)),
+    )
+    s3.put("many")
+    s3.put("many", "corpus/manifest.json", manifest.to_json_bytes())
+    options = s3.options(proxy.url)
+    loader = loader_of("s3://many/corpus", batch_size=4, storage_options=options)
+    assert len(loader) == NUM_MANY * 1000 // 4
+    assert loader.dataset.source.manifest.digest == manifest.digest
+    assert loader.stats().traffic.requests == proxy.counts()["requests"] <= 3
+    assert sum(each.path == "many" for each in proxy.seen) == 0  # no listing
+
+
+def test_what_workers_asked_for_counts_though_no_batch_of_it_was_received(s3, proxy, tmp_path):
+    url = s3.put_folder("unreceived", kept_corpus(COUNTS))
+    loader = loader_of(
+        url,
+        batch_size=2,
+        num_workers=1,
+        timeout=HANG_S,
+        cache=sl.Cache(tmp_path / "cache"),
+        storage_options=s3.options(proxy.url),
+    )
+    for _ in range(2):
+        assert len(list(islice(loader, 1))) == 1
+    assert loader.stats().traffic.requests > 2
+    assert loader.stats().batches == 2
