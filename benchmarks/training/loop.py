@@ -37,6 +37,14 @@ class Times:
     computes: list[float] = field(default_factory=list)
     reduces: list[float] = field(default_factory=list)
 
+    def add(self, later: Times) -> None:
+        """Go on with the steps of a later run."""
+        self.seconds += later.seconds
+        self.waits += later.waits
+        self.copies += later.copies
+        self.computes += later.computes
+        self.reduces += later.reduces
+
 
 class Step:
     """The compute and the gradients of a profile, on a device."""

@@ -21,6 +21,7 @@ from shardloader.dataset.recipe import GROUP_VALID, META
 from shardloader.dataset.samples import Columns
 from shardloader.dataset.skipping import Carrier, Filler
 from shardloader.errors import UsageError
+from shardloader.order.schedule import Schedule
 from shardloader.order.substitutes import candidates
 from shardloader.reading.diary import Stage
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from shardloader.dataset.recipe import Collate
     from shardloader.dataset.samples import SampleReader
     from shardloader.dataset.skipping import Filled, Skip
-    from shardloader.order.schedule import Schedule, StepSamples
+    from shardloader.order.schedule import StepSamples
     from shardloader.reading.extents import Extents
 
 logger = logging.getLogger("shardloader")
@@ -152,8 +153,10 @@ class BatchMaker:
         self._world_size = schedule.dealing.world_size
         self._skips = skip is not None
         reader.forget()
+        # Of its own, since a schedule remembers passes, and rows may be evaluated in a thread.
+        again = Schedule(schedule.order, schedule.dealing)
         self._filler = Filler(
-            reader, skip=skip, candidates=lambda row: candidates(schedule, rank, row.step)
+            reader, skip=skip, candidates=lambda row: candidates(again, rank, row.step)
         )
         self._reads_together = reads_together
         self._to_locate = FIRST_TO_LOCATE  # samples; the next time by their size

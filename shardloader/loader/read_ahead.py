@@ -1,14 +1,17 @@
 """How does work go ahead of the loop that wants its results?
 
 Results come in the order of the tasks. What is worth a thread is done in threads, a bounded number
-of tasks ahead; the rest when its turn comes, in the caller's thread.
+of tasks ahead. The rest is done when its turn comes, in the caller's thread, as long as the caller
+comes back at once: handing over would cost more. Where the caller stays away, as a loop does that
+trains meanwhile, a thread takes the next task and does it, one ahead.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -17,6 +20,8 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 TASKS_MORE = 2  # than threads are ahead, so that none waits for the loop
+LEAST_AWAY_S: Final = 0.002  # handing over takes a tenth of it at most
+_TIMES_THE_WORK: Final = 2.0
 
 
 def read_ahead(
@@ -25,36 +30,98 @@ def read_ahead(
     *,
     is_worth_it: Callable[[Task], bool],
     num_threads: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Generator[tuple[Task, Result]]:
     """Each task with its result; no task is begun before the first is asked for.
 
-    An error of `do` comes at its task's turn, one of `tasks` once the results before it are given.
+    Tasks are taken in one thread at a time, which need not be the caller's. An error of `do` comes
+    at its task's turn, one of `tasks` once the results before it are given. clock: in seconds.
     """
     if num_threads == 0:
         yield from ((task, do(task)) for task in tasks)
         return
     with _Threads(num_threads) as pool:
-        waiting: deque[tuple[Task, Future[Result] | None]] = deque()
-        failed: Exception | None = None
-        is_over = False
-        while waiting or not is_over:
-            while not is_over and len(waiting) < num_threads + TASKS_MORE:
-                try:
-                    task = next(tasks)
-                except StopIteration:
-                    is_over = True
-                except Exception as error:  # noqa: BLE001 - raised below, in its turn
-                    is_over, failed = True, error
-                else:
-                    submitted = pool.submit(do, task) if is_worth_it(task) else None
-                    waiting.append((task, submitted))
-                    if submitted is None:
-                        break  # what is done in its turn needs nothing ahead of it
-            if waiting:
-                task, future = waiting.popleft()
-                yield task, do(task) if future is None else future.result()
-        if failed is not None:
-            raise failed
+        queue = _Queue(tasks, do, is_worth_it, pool, most=num_threads + TASKS_MORE)
+        stays_away = True  # until it comes back sooner
+        while True:
+            began = clock()
+            found = queue.take()
+            if found is None:
+                return
+            if stays_away:
+                queue.follow()
+            left = clock()
+            yield found
+            away_s, work_s = clock() - left, left - began
+            # Once it is followed, the caller works no more: what it did before is forgotten.
+            stays_away = away_s > max(LEAST_AWAY_S, _TIMES_THE_WORK * work_s)
+
+
+class _Queue(Generic[Task, Result]):
+    """The tasks that are next, and who does them."""
+
+    def __init__(
+        self,
+        tasks: Iterator[Task],
+        do: Callable[[Task], Result],
+        is_worth_it: Callable[[Task], bool],
+        pool: ThreadPoolExecutor,
+        *,
+        most: int,
+    ) -> None:
+        self._tasks = tasks
+        self._do = do
+        self._is_worth_it = is_worth_it
+        self._pool = pool
+        self._most = most
+        self._ahead: deque[tuple[Task, Future[Result] | None]] = deque()
+        self._following: Future[tuple[Task, Future[Result] | Result] | None] | None = None
+        self._failed: Exception | None = None
+        self._is_over = False
+
+    def take(self) -> tuple[Task, Result] | None:
+        """The next task and its result; None after the last one."""
+        if self._following is not None:
+            following, self._following = self._following, None
+            found = following.result()
+            if found is None:
+                self._is_over = True
+                return None
+            task, result = found
+            return task, result.result() if isinstance(result, Future) else result
+        self._fill()
+        if self._ahead:
+            task, future = self._ahead.popleft()
+            return task, self._do(task) if future is None else future.result()
+        if self._failed is not None:
+            raise self._failed
+        return None
+
+    def follow(self) -> None:
+        """Have the next task done meanwhile, unless threads are ahead of it anyway."""
+        if not self._ahead and not self._is_over:
+            self._following = self._pool.submit(self._next_done)
+
+    def _next_done(self) -> tuple[Task, Future[Result] | Result] | None:
+        for task in self._tasks:
+            if self._is_worth_it(task):
+                return task, self._pool.submit(self._do, task)
+            return task, self._do(task)
+        return None
+
+    def _fill(self) -> None:
+        while not self._is_over and len(self._ahead) < self._most:
+            try:
+                task = next(self._tasks)
+            except StopIteration:
+                self._is_over = True
+            except Exception as error:  # noqa: BLE001 - raised in its turn
+                self._is_over, self._failed = True, error
+            else:
+                submitted = self._pool.submit(self._do, task) if self._is_worth_it(task) else None
+                self._ahead.append((task, submitted))
+                if submitted is None:
+                    break  # what is done in its turn needs nothing ahead of it
 
 
 class _Threads(ThreadPoolExecutor):

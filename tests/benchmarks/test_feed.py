@@ -47,6 +47,12 @@ def test_the_share_of_waiting_and_the_skew_are_those_of_the_ranks():
     assert found["mb_per_s"] == pytest.approx(2 * 2 * 2 / 10)
 
 
+def test_a_run_in_two_parts_counts_as_one():
+    whole = times([1.0], [1])
+    whole.add(times([2.0, 3.0], [1, 1]))
+    assert (whole.waits, whole.seconds) == ([1.0, 2.0, 3.0], 20.0)
+
+
 def test_a_target_asks_for_little_waiting_and_for_the_rate_of_the_limit():
     def run(wait_share, rate):
         fed = {"wait_share": wait_share, "samples_per_s": rate, "mb_per_s": 1.0, "skew_ms": 0.1}

@@ -85,7 +85,7 @@ def by_us(data: bytes) -> Reading:
             assert end <= len(data)
             if member.kind == "file":
                 content = data[member.data_offset : end]
-                files.append((member.name.rstrip("/"), content))
+                files.append((member.name, content))
     except ShardError as error:
         _check_error(error, data)
         return Reading(files, is_whole=False)
@@ -93,6 +93,15 @@ def by_us(data: bytes) -> Reading:
         assert notice.kind in NOTICE_KINDS
         assert 0 <= notice.offset <= len(data)
     return Reading(files, is_whole=True)
+
+
+def _as_tarfile_names_them(reading: Reading) -> Reading:
+    return reading._replace(files=[(name.rstrip("/"), data) for name, data in reading.files])
+
+
+def _as_gnu_tar_sorts_them(reading: Reading) -> Reading:
+    """To GNU tar a name with a slash at its end is a folder's, whatever its type."""
+    return reading._replace(files=[each for each in reading.files if not each[0].endswith("/")])
 
 
 def agree(ours: Reading, theirs: Reading) -> bool:
@@ -123,7 +132,7 @@ def _shown(reading: Reading) -> str:
 
 def check_tar(data: bytes) -> None:
     """A scan gives the files that tarfile gives, or where that differs GNU tar, or refuses."""
-    ours, theirs = by_us(data), by_tarfile(data)
+    ours, theirs = _as_tarfile_names_them(by_us(data)), by_tarfile(data)
     if not agree(ours, theirs):
         _tell_difference(data, ours, theirs, by_gnu_tar(data))
 
@@ -132,8 +141,9 @@ def check_gnu_tar(data: bytes) -> None:
     """A scan gives the files that GNU tar gives, or where that differs tarfile, or refuses."""
     ours = by_us(data)
     theirs = by_gnu_tar(data) if ours.is_whole else None
-    if theirs is not None and theirs.is_whole and not agree(ours, theirs):
-        _tell_difference(data, ours, theirs, by_tarfile(data))
+    if theirs is None or not theirs.is_whole or agree(_as_gnu_tar_sorts_them(ours), theirs):
+        return
+    _tell_difference(data, _as_tarfile_names_them(ours), theirs, by_tarfile(data))
 
 
 def _outcome(build: Any, data: bytes) -> Any:

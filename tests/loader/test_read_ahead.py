@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from itertools import count, islice
+from itertools import count, cycle, islice
 
 import pytest
 
-from shardloader.loader.read_ahead import TASKS_MORE, read_ahead
+from shardloader.loader.read_ahead import LEAST_AWAY_S, TASKS_MORE, read_ahead
 
 
 def always(task):
@@ -97,3 +97,82 @@ def test_threads_end_when_the_loop_is_broken_off():
     assert threading.active_count() > before
     done.close()
     assert threading.active_count() == before
+
+
+class Clock:
+    """A caller that is away for so many seconds each time, and works for none."""
+
+    def __init__(self, *away_s: float) -> None:
+        self.away_s = cycle(away_s)
+        self.asked = count()
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        if next(self.asked) % 3 == 2:  # before and after the work, and when the caller is back
+            self.now += next(self.away_s)
+        return self.now
+
+
+def done_where(clock):
+    return read_ahead(
+        count(),
+        lambda _: threading.current_thread() is threading.main_thread(),
+        is_worth_it=never,
+        num_threads=2,
+        clock=clock,
+    )
+
+
+def test_what_is_quick_is_done_meanwhile_for_a_caller_that_stays_away():
+    where = done_where(Clock(10 * LEAST_AWAY_S))
+    assert [is_main for _, is_main in islice(where, 6)] == [True, *[False] * 5]
+    where.close()
+
+
+def test_what_is_quick_is_done_in_its_turn_for_a_caller_that_comes_back_at_once():
+    where = done_where(Clock(LEAST_AWAY_S / 10))
+    assert [is_main for _, is_main in islice(where, 6)] == [True, False, *[True] * 4]
+    where.close()
+
+
+def test_the_next_result_is_there_before_the_caller_is_back():
+    done = threading.Event()
+
+    def do(task):
+        if task == 1:
+            done.set()
+        return task
+
+    results = read_ahead(
+        iter(range(3)), do, is_worth_it=never, num_threads=1, clock=Clock(10 * LEAST_AWAY_S)
+    )
+    assert next(results) == (0, 0)
+    assert done.wait(timeout=30)
+    assert list(results) == [(1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("is_worth_it", [always, never, lambda task: task % 3 == 0])
+def test_results_come_in_order_however_long_the_caller_stays_away(num_threads, is_worth_it):
+    done = read_ahead(
+        iter(range(30)),
+        lambda task: -task,
+        is_worth_it=is_worth_it,
+        num_threads=num_threads,
+        clock=Clock(0.0, 1.0, 1.0, 0.0, 1.0),
+    )
+    assert list(done) == [(task, -task) for task in range(30)]
+
+
+@pytest.mark.parametrize("away_s", [0.0, 1.0])
+def test_an_error_of_the_tasks_comes_in_its_turn_however_long_the_caller_stays_away(away_s):
+    def tasks():
+        yield from range(3)
+        raise KeyError("no more")
+
+    done = read_ahead(
+        tasks(), lambda task: task, is_worth_it=never, num_threads=2, clock=Clock(away_s)
+    )
+    assert [task for task, _ in islice(done, 3)] == [0, 1, 2]
+    with pytest.raises(KeyError):
+        next(done)

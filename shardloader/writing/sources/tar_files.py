@@ -28,8 +28,6 @@ from shardloader.writing.sources.files import FileSource, InputFile, pieces_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from shardloader.reading.tars import Tar
     from shardloader.writing.sources.base import Sample
     from shardloader.writing.sources.mapping import Choice
@@ -40,14 +38,17 @@ _log = logging.getLogger("shardloader")
 
 
 class _Rows(NamedTuple):
-    """Where the members of some samples lie: so much of an index as is needed to read them."""
+    """Where the members of some samples lie: so much of an index as is needed to read them.
+
+    The bytes of arrays of int64, so that parts can be compared.
+    """
 
     fields: tuple[str, ...]
-    starts: NDArray[np.int64]  # of each sample among the members, and the end
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    numbers: NDArray[np.uint32]  # of the members' fields
-    key_starts: NDArray[np.int64]
+    starts: bytes  # of each sample among the members, and the end
+    offsets: bytes
+    sizes: bytes
+    numbers: bytes  # of the members' fields
+    key_starts: bytes
     key_bytes: bytes
 
 
@@ -141,11 +142,10 @@ class TarShards(FileSource):
     def _samples(
         self, data: memoryview, rows: _Rows, prefix: str, *, outline: bool
     ) -> Iterator[Sample]:
-        names = [rows.fields[number] for number in rows.numbers.tolist()]
-        offsets, sizes = rows.offsets.tolist(), rows.sizes.tolist()
+        starts, offsets, sizes, numbers, key_starts = map(_integers, rows[1:6])
+        names = [rows.fields[number] for number in numbers]
         pairs = self._choice.pairs
-        key_starts = rows.key_starts.tolist()
-        for number, (first, last) in enumerate(pairwise(rows.starts.tolist())):
+        for number, (first, last) in enumerate(pairwise(starts)):
             key = rows.key_bytes[key_starts[number] : key_starts[number + 1]]
             found: dict[str, Any] = {"__key__": prefix + key.decode("utf-8", "surrogateescape")}
             for member in range(first, last):
@@ -206,15 +206,21 @@ def _rows(index: SampleIndex, start: int, stop: int) -> _Rows:
     starts = index.sample_starts[start : stop + 1]
     first, last = int(starts[0]), int(starts[-1])
     key_starts = index.key_starts[start : stop + 1]
-    return _Rows(
-        index.fields,
+    arrays = (
         starts - first,
         index.member_offsets[first:last],
         index.member_sizes[first:last],
         index.member_fields[first:last],
         key_starts - key_starts[0],
-        index.key_bytes[int(key_starts[0]) : int(key_starts[-1])].tobytes(),
     )
+    key_bytes = index.key_bytes[int(key_starts[0]) : int(key_starts[-1])].tobytes()
+    packed = [each.astype(np.int64).tobytes() for each in arrays]
+    return _Rows._make((index.fields, *packed, key_bytes))
+
+
+def _integers(array: bytes) -> list[int]:
+    found: list[int] = np.frombuffer(array, np.int64).tolist()
+    return found
 
 
 def _is_packed(path: str) -> bool:
