@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shardloader.reading.cache import key_of_identity
 from shardloader.reading.cache_folder import CacheFolder
+from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.filling import NotNowError, OthersFetchError
 from shardloader.reading.needs import Coming, Need, Needs, Pace, next_to_fetch
 from shardloader.reading.needs_files import NO_INDEX, NeedsFile, Told
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardloader.reading.catalog import Catalog
+    from shardloader.reading.diary import Page
 
 logger = logging.getLogger("shardloader")
 
@@ -67,19 +69,22 @@ def is_packed(name: str) -> bool:
 class Prefetcher:
     """Fetches ahead for one reader of one process. All methods may be called by any thread.
 
-    share_bytes: how much may be fetched ahead of it. It does nothing between `stop` and `begin`,
-    nor in a forked child before `begin`.
+    share_bytes: how much may be fetched ahead of it; diary: the reader's, which gets the counts. It
+    does nothing between `stop` and `begin`, nor in a forked child before `begin`.
     """
 
-    def __init__(self, catalog: Catalog, *, share_bytes: int) -> None:
+    def __init__(self, catalog: Catalog, *, share_bytes: int, diary: Diary | None = None) -> None:
         self._catalog = catalog
         self._share_bytes = share_bytes
+        self._diary = diary or Diary()
         self._session: tuple[int, _Session] | None = None
 
     def begin(self, blocks: Iterator[Block]) -> None:
         """Fetch for steps to come, which `blocks` gives in order, when it is asked."""
         self.stop()
-        session = _Session(self._catalog, blocks, share_bytes=self._share_bytes)
+        session = _Session(
+            self._catalog, blocks, share_bytes=self._share_bytes, counts_to=self._diary
+        )
         self._session = (os.getpid(), session)
         session.start()
 
@@ -107,6 +112,12 @@ class Prefetcher:
         finally:
             session.wait_ends()
 
+    def let_come(self, shard: int, page: Page) -> None:
+        """Wait while a shard that the reader needs now is on its way; its page says how far."""
+        session = self._here
+        if session is not None:
+            session.let_come(shard, page)
+
     def give_way(self) -> None:
         """The reader needs room that fetches ahead have taken: wait until they have given up."""
         session = self._here
@@ -127,7 +138,9 @@ class _Fetch:
         self.coming = coming
         self.paused_s = 0.0
         self.is_given_up = False
+        self.is_awaited = False  # by the reader itself
         self.is_over = False
+        self.page: Page | None = None
         self._session = session
 
     @property
@@ -139,7 +152,8 @@ class _Fetch:
         while True:
             if self.is_given_up or self._session.is_stopped:
                 raise NotNowError
-            if not self._session.has_to_pause(self.coming.shard) or is_wanted():
+            is_needed_now = self.is_awaited or is_wanted()
+            if is_needed_now or not self._session.has_to_pause(self.coming.shard):
                 break
             time.sleep(_PAUSE_S)
         self.paused_s += time.monotonic() - began
@@ -148,8 +162,12 @@ class _Fetch:
 class _Session:
     """Fetching ahead of one pass of a reader, until it is stopped."""
 
-    def __init__(self, catalog: Catalog, blocks: Iterator[Block], *, share_bytes: int) -> None:
+    def __init__(
+        self, catalog: Catalog, blocks: Iterator[Block], *, share_bytes: int, counts_to: Diary
+    ) -> None:
         self._catalog = catalog
+        self._diary = Diary()  # its threads are none of the reader's, which says what it waits for
+        self._counts_to = counts_to
         self._share_bytes = share_bytes
         self._folder = CacheFolder(Path(catalog.cache.folder))
         self._changed = threading.Condition()
@@ -214,6 +232,17 @@ class _Session:
             if self._waits == 0:
                 self._waited_s += time.monotonic() - self._waited_from
                 self._changed.notify_all()
+
+    def let_come(self, shard: int, page: Page) -> None:
+        with self._changed, page.within(Stage.OPENING, shard):
+            fetch = self._fetches.get(shard)
+            if fetch is None:
+                return
+            fetch.is_awaited = True
+            while not (fetch.is_over or self.is_stopped):
+                if fetch.page is not None:
+                    page.show(fetch.page.read())
+                self._changed.wait(_PAUSE_S)
 
     def give_way(self) -> None:
         with self._changed:
@@ -339,6 +368,8 @@ class _Session:
 
     def _do(self, fetch: _Fetch) -> None:
         shard, began, size = fetch.coming.shard, time.monotonic(), 0
+        fetch.page = self._diary.page
+        fetch.page.begin(Stage.OPENING, shard)
         try:
             size = self._fetched(fetch)
         except OthersFetchError:
@@ -354,6 +385,7 @@ class _Session:
         with self._changed:
             del self._fetches[shard]
             fetch.is_over = True
+            self._counts_to.count(**self._diary.taken()._asdict())
             if self._file is None:  # the folder was not there yet
                 self._tell()
             if size:
@@ -373,9 +405,9 @@ class _Session:
         catalog, shard = self._catalog, fetch.coming.shard
         cache, store = catalog.cache.ahead(fetch), catalog.source.store
         if store is not None:
-            tar, _ = map_remote(store, catalog.manifest, shard, cache)
+            tar, _ = map_remote(store, catalog.manifest, shard, cache, diary=self._diary)
         else:
-            tar = map_tar(catalog.shard_path(shard), cache)
+            tar = map_tar(catalog.shard_path(shard), cache, diary=self._diary)
         if not tar.is_cached:
             with self._changed:
                 self._left_alone.add(shard)

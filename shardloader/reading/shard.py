@@ -249,7 +249,9 @@ class ShardPool:
                 return found
         # Unpacking may take long: threads that read other shards don't wait for it.
         gives_way = nullcontext() if self._ahead is None else self._ahead.waiting()
-        with gives_way, self.diary.page.within(Stage.OPENING, shard):
+        with gives_way, self.diary.page.within(Stage.OPENING, shard) as page:
+            if self._ahead is not None:
+                self._ahead.let_come(shard, page)
             opened = _open_listed(
                 self.catalog,
                 shard,

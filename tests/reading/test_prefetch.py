@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from shardloader.reading import prefetch
 from shardloader.reading.cache import Cache, key_of_identity
 from shardloader.reading.cache_folder import CacheFolder
 from shardloader.reading.catalog import open_catalog
+from shardloader.reading.counts import Counts
+from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.needs import Coming, Need
 from shardloader.reading.needs_files import told_needs
 from shardloader.reading.prefetch import Block, Prefetcher, goes_through_cache
@@ -165,6 +168,29 @@ def test_a_reader_does_not_wait_behind_what_is_needed_later(begin, catalog, stor
     assert set(store.gets([1, 2, 4, 7]).values()) == {1}
 
 
+def test_a_reader_that_waits_for_what_it_fetches_itself_says_how_far_that_is(catalog, store, size):
+    gate, diary = store.hold(5), Diary()
+    ahead = Prefetcher(catalog, share_bytes=9 * size, diary=diary)
+    ahead.begin(steps_of([2, 5]))
+    ahead.move_to(0, 1)
+    eventually(lambda: store.gets()[5] == 1)
+    with ShardPool(catalog, ahead=ahead, diary=diary) as pool, ThreadPoolExecutor(1) as reader:
+        opened = reader.submit(lambda: pool[5])
+        waits_for = (Stage.FETCHING, 5, 0, size)
+        eventually(lambda: waits_for in [doing(page) for page in diary.pages().values()])
+        gate.set()
+        assert opened.result(PATIENCE_S).num_samples == 4
+        assert pool[2].num_samples == 4
+    assert diary.taken() == Counts(cache_misses=2, cache_hits=2)  # by the threads; and then here
+    ahead.stop()
+    eventually(lambda: num_threads() == 0)
+
+
+def doing(page):
+    found = page.read()
+    return found.stage, found.shard, found.done, found.total
+
+
 def test_a_fetch_for_later_pauses_while_the_reader_waits_unless_it_is_waited_for(begin, catalog):
     ahead = begin([0, 5], 0)
     session = ahead._here
@@ -289,6 +315,8 @@ def test_a_process_ends_though_something_is_fetched_ahead(store, tmp_path):
     gate = store.hold(2)
     program = f"""
 from shardloader.reading.catalog import open_catalog
+from shardloader.reading.counts import Counts
+from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.cache import Cache
 from shardloader.reading.needs import Need
 from shardloader.reading.prefetch import Block, Prefetcher
