@@ -20,8 +20,8 @@ class Counts(NamedTuple):
     several of one, they are not told apart. store_received_bytes: of the bodies that came whole.
     retries: requests that were made again. cache_hits: shards that were whole in the node's cache
     when they were opened, also after waiting for whoever brought them there; cache_misses: those
-    that had to be brought there, or unpacked, then. field_bytes: of the fields of samples, as they
-    lie in the shards.
+    that had to be brought there, or unpacked, also ahead of their need. field_bytes: of the fields
+    of samples, as they lie in the shards.
     """
 
     store_requests: int = 0

@@ -93,6 +93,15 @@ class Page:
         words[_INDEX] = index
         words[_TURN] += 1
 
+    def show(self, doing: Doing) -> None:
+        """Say what another thread does for this one, which waits for it."""
+        words = self.words
+        words[_TURN] += 1
+        words[_STAGE] = doing.stage
+        words[_DONE], words[_TOTAL] = doing.done, doing.total
+        words[_SINCE] = doing.since_ns
+        words[_TURN] += 1
+
     def at_byte(self, done: int) -> None:
         """So many bytes of the stage are done."""
         self.words[_DONE] = done

@@ -22,6 +22,7 @@ from shardloader.reading.arrivals import Arrivals
 from shardloader.reading.cache import key_of_identity
 from shardloader.reading.cache_folder import CacheFolder
 from shardloader.reading.cached_sizes import goes_through_cache
+from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.filling import NotNowError, OthersFetchError
 from shardloader.reading.needs import Coming, Need, Needs, Pace, next_to_fetch
 from shardloader.reading.needs_files import NO_INDEX, NeedsFile, Told
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardloader.reading.catalog import Catalog
+    from shardloader.reading.counts import CountRow
+    from shardloader.reading.diary import Page
 
 logger = logging.getLogger("shardloader")
 
@@ -59,7 +62,9 @@ class Fetch:
         self.coming = coming
         self.paused_s = 0.0
         self.is_given_up = False
+        self.is_awaited = False  # by the reader itself
         self.is_over = False
+        self.page: Page | None = None
         self._session = session
 
     @property
@@ -73,7 +78,8 @@ class Fetch:
         while True:
             if self.is_given_up or self._session.is_stopped:
                 raise NotNowError
-            if not self._session.has_to_pause(self.coming.shard) or is_wanted():
+            is_needed_now = self.is_awaited or is_wanted()
+            if is_needed_now or not self._session.has_to_pause(self.coming.shard):
                 break
             time.sleep(_PAUSE_S)
         self.paused_s += time.monotonic() - began
@@ -82,16 +88,23 @@ class Fetch:
 class Session:
     """Fetching for one pass of a reader, until it is stopped; catalog: one with a cache.
 
-    blocks: what the pass needs; None of a reader that can't tell.
+    blocks: what the pass needs; None of a reader that can't tell. counts: where the reader counts.
     """
 
     def __init__(
-        self, catalog: Catalog, blocks: Iterator[Block] | None, *, share_bytes: int
+        self,
+        catalog: Catalog,
+        blocks: Iterator[Block] | None,
+        *,
+        share_bytes: int,
+        counts: CountRow | None = None,
     ) -> None:
         if catalog.cache is None:
             raise AssertionError
         self._catalog = catalog
         self._cache = catalog.cache
+        # Its threads are none of the reader's, which says itself what it waits for.
+        self._diary = Diary(counts=counts)
         self._share_bytes = share_bytes
         self._folder = CacheFolder(Path(catalog.cache.folder))
         self._changed = threading.Condition()
@@ -179,6 +192,18 @@ class Session:
             if self._waits == 0:
                 self._waited_s += time.monotonic() - self._waited_from
                 self._changed.notify_all()
+
+    def let_come(self, shard: int, page: Page) -> None:
+        """Wait for a shard that is on its way, and say on the page how far it is."""
+        with self._changed, page.within(Stage.OPENING, shard):
+            fetch = self._fetches.get(shard)
+            if fetch is None:
+                return
+            fetch.is_awaited = True
+            while not (fetch.is_over or self.is_stopped):
+                if fetch.page is not None:
+                    page.show(fetch.page.read())
+                self._changed.wait(_PAUSE_S)
 
     def give_way(self) -> None:
         """Give up what is under way, and wait until that is done."""
@@ -320,6 +345,8 @@ class Session:
 
     def _do(self, fetch: Fetch) -> None:
         shard, began, size = fetch.coming.shard, time.monotonic(), 0
+        fetch.page = self._diary.page
+        fetch.page.begin(Stage.OPENING, shard)
         try:
             size = self._fetched(fetch)
         except OthersFetchError:
@@ -356,9 +383,9 @@ class Session:
         catalog, shard = self._catalog, fetch.coming.shard
         cache = self._cache.ahead(fetch)
         if catalog.source.store is not None:
-            tar, _ = map_remote(catalog.source, catalog.manifest, shard, cache)
+            tar, _ = map_remote(catalog.source, catalog.manifest, shard, cache, diary=self._diary)
         else:
-            tar = map_tar(catalog.shard_path(shard), cache)
+            tar = map_tar(catalog.shard_path(shard), cache, diary=self._diary)
         if not tar.is_cached:
             with self._changed:
                 self._arrivals.failed(shard)

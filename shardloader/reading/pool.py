@@ -95,9 +95,11 @@ class ShardPool:
             return found
         # Unpacking may take long: threads that read other shards don't wait for it.
         opened: Shard | None = None
-        with self._waiting(), self.diary.page.within(Stage.OPENING, shard):
+        with self._waiting(), self.diary.page.within(Stage.OPENING, shard) as page:
             if ranges is not None and found is None:
                 opened = ranges.open(shard)
+            if opened is None and self._ahead is not None:
+                self._ahead.let_come(shard, page)
             if opened is None:
                 opened = _open_listed(
                     self.catalog,

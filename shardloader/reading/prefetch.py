@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardloader.reading.catalog import Catalog
+    from shardloader.reading.counts import CountRow
+    from shardloader.reading.diary import Page
     from shardloader.reading.fetching import Block
 
 
@@ -28,11 +30,14 @@ class Prefetcher:
     share_bytes: how much may be fetched ahead of it. A reader that knows its coming steps says
     `begin` and `stop`, and between a `stop` and a `begin` nothing is fetched, nor in a forked child
     before its `begin`. For one that never says `begin`, only what it reads by ranges is fetched;
-    that stops when the prefetcher is let go.
+    that stops when the prefetcher is let go. counts: where the reader counts; None for nowhere.
     """
 
-    def __init__(self, catalog: Catalog, *, share_bytes: int) -> None:
+    def __init__(
+        self, catalog: Catalog, *, share_bytes: int, counts: CountRow | None = None
+    ) -> None:
         self._catalog = catalog
+        self._counts = counts
         self._share_bytes = share_bytes
         self._lock = threading.Lock()
         self._has_plan = False
@@ -46,7 +51,7 @@ class Prefetcher:
         self._started(blocks)
 
     def _started(self, blocks: Iterator[Block] | None) -> Session:
-        session = Session(self._catalog, blocks, share_bytes=self._share_bytes)
+        session = Session(self._catalog, blocks, share_bytes=self._share_bytes, counts=self._counts)
         self._session = (os.getpid(), session)
         session.start()
         return session
@@ -90,6 +95,12 @@ class Prefetcher:
             yield
         finally:
             session.wait_ends()
+
+    def let_come(self, shard: int, page: Page) -> None:
+        """Wait while a shard that the reader needs now is on its way; its page says how far."""
+        session = self._here
+        if session is not None:
+            session.let_come(shard, page)
 
     def give_way(self) -> None:
         """The reader needs room that fetches ahead have taken: wait until they have given up."""

@@ -40,6 +40,17 @@ def test_what_was_done_before_goes_on_afterwards():
     assert (doing.stage, doing.shard, doing.since_ns, doing.total) == (Stage.OPENING, 7, 1, 0)
 
 
+def test_a_page_shows_what_another_thread_does_for_this_one():
+    page, other = diary_of(1, 5).page, diary_of(2).page
+    page.begin(Stage.OPENING, shard=7, index=3)
+    other.begin(Stage.FETCHING, shard=9)
+    other.at_byte(30)
+    page.show(other.read())
+    doing = page.read()
+    assert (doing.stage, doing.done, doing.since_ns) == (Stage.FETCHING, 30, 2)
+    assert (doing.shard, doing.index) == (7, 3)
+
+
 def test_memory_that_nobody_has_written_says_that_a_worker_is_starting():
     doing = Page(memoryview(bytearray(64)).cast("q")).read()
     assert (doing.stage, doing.made, doing.since_ns) == (Stage.STARTING, 0, 0)

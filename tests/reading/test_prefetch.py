@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from shardloader.reading.cache import Cache, key_of_identity
 from shardloader.reading.cache_folder import CacheFolder
 from shardloader.reading.cached_sizes import goes_through_cache
 from shardloader.reading.catalog import open_catalog
+from shardloader.reading.counts import Counts
+from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.fetching import Block
 from shardloader.reading.needs import Coming, Need
 from shardloader.reading.needs_files import told_needs
@@ -165,6 +168,29 @@ def test_a_reader_does_not_wait_behind_what_is_needed_later(begin, catalog, stor
         assert pool[7].num_samples == 4  # which is being fetched, and is not fetched twice
         eventually(lambda: there(catalog) >= {2, 7, 1, 4})
     assert set(store.gets([1, 2, 4, 7]).values()) == {1}
+
+
+def test_a_reader_that_waits_for_what_it_fetches_itself_says_how_far_that_is(catalog, store, size):
+    gate, diary = store.hold(5), Diary()
+    ahead = Prefetcher(catalog, share_bytes=9 * size, counts=diary.counts)
+    ahead.begin(steps_of([2, 5]))
+    ahead.move_to(0, 1)
+    eventually(lambda: store.gets()[5] == 1)
+    with ShardPool(catalog, ahead=ahead, diary=diary) as pool, ThreadPoolExecutor(1) as reader:
+        opened = reader.submit(lambda: pool[5])
+        waits_for = (Stage.FETCHING, 5, 0, size)
+        eventually(lambda: waits_for in [doing(page) for page in diary.pages().values()])
+        gate.set()
+        assert opened.result(PATIENCE_S).num_samples == 4
+        assert pool[2].num_samples == 4
+    assert diary.counts.now == Counts(cache_misses=2, cache_hits=2)  # by the threads; and then here
+    ahead.stop()
+    eventually(lambda: num_threads() == 0)
+
+
+def doing(page):
+    found = page.read()
+    return found.stage, found.shard, found.done, found.total
 
 
 def test_a_fetch_for_later_pauses_while_the_reader_waits_unless_it_is_waited_for(begin, catalog):
