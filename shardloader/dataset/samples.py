@@ -72,7 +72,7 @@ class SampleReader:
             goes_through_cache(catalog, shard) for shard in range(catalog.num_shards)
         ):
             share = catalog.cache.bytes_ahead // num_readers
-            self._ahead = Prefetcher(catalog, share_bytes=share)
+            self._ahead = Prefetcher(catalog, share_bytes=share, diary=self.diary)
         self._pool = ShardPool(
             catalog,
             keep_damaged=recipe.options.skip is not None,

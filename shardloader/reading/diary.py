@@ -98,6 +98,16 @@ class Page:
         """So many bytes of the stage are done."""
         self.words[_DONE] = done
 
+    def show(self, doing: Doing) -> None:
+        """Do what another thread does for this one; the shard and the sample stay."""
+        words = self.words
+        words[_TURN] += 1
+        words[_STAGE] = doing.stage
+        words[_DONE] = doing.done
+        words[_TOTAL] = doing.total
+        words[_SINCE] = doing.since_ns
+        words[_TURN] += 1
+
     def start_pass(self) -> None:
         """No batch of a pass is made yet."""
         self.words[_MADE] = 0

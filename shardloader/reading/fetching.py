@@ -22,6 +22,7 @@ from shardloader.reading.arrivals import Arrivals
 from shardloader.reading.cache import key_of_identity
 from shardloader.reading.cache_folder import CacheFolder
 from shardloader.reading.cached_sizes import goes_through_cache
+from shardloader.reading.diary import Stage
 from shardloader.reading.filling import NotNowError, OthersFetchError
 from shardloader.reading.needs import Coming, Need, Needs, Pace, next_to_fetch
 from shardloader.reading.needs_files import NO_INDEX, NeedsFile, Told
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardloader.reading.catalog import Catalog
+    from shardloader.reading.diary import Diary, Page
 
 logger = logging.getLogger("shardloader")
 
@@ -41,6 +43,8 @@ MOST_SAMPLES: Final = 2_000_000  # that are looked through ahead of the reader
 _LOOK_AGAIN_S: Final = 0.5  # after so long it may be time for what was too early
 _GIVES_WAY_S: Final = 5.0  # a request that takes longer is not waited for
 _PAUSE_S: Final = 0.02
+_SHOW_AGAIN_S: Final = 0.1
+_AT_REST: Final = frozenset((Stage.STARTING, Stage.IDLE))
 _SHARE_OF_THE_LAST: Final = 0.3  # in a mean of what was measured
 
 
@@ -55,8 +59,10 @@ class Block(NamedTuple):
 class Fetch:
     """One shard on its way: an `Errand` of the cache."""
 
-    def __init__(self, session: Session, coming: Coming) -> None:
+    def __init__(self, session: Session, coming: Coming, page: Page) -> None:
         self.coming = coming
+        self.page = page  # of the thread that fetches
+        self.is_wanted = False  # by the reader, which waits for it
         self.paused_s = 0.0
         self.is_given_up = False
         self.is_over = False
@@ -73,7 +79,8 @@ class Fetch:
         while True:
             if self.is_given_up or self._session.is_stopped:
                 raise NotNowError
-            if not self._session.has_to_pause(self.coming.shard) or is_wanted():
+            has_to_pause = self._session.has_to_pause(self.coming.shard)
+            if not has_to_pause or self.is_wanted or is_wanted():
                 break
             time.sleep(_PAUSE_S)
         self.paused_s += time.monotonic() - began
@@ -82,16 +89,17 @@ class Fetch:
 class Session:
     """Fetching for one pass of a reader, until it is stopped; catalog: one with a cache.
 
-    blocks: what the pass needs; None of a reader that can't tell.
+    blocks: what the pass needs; None of a reader that can't tell. diary: the reader's.
     """
 
     def __init__(
-        self, catalog: Catalog, blocks: Iterator[Block] | None, *, share_bytes: int
+        self, catalog: Catalog, blocks: Iterator[Block] | None, *, share_bytes: int, diary: Diary
     ) -> None:
         if catalog.cache is None:
             raise AssertionError
         self._catalog = catalog
         self._cache = catalog.cache
+        self._diary = diary
         self._share_bytes = share_bytes
         self._folder = CacheFolder(Path(catalog.cache.folder))
         self._changed = threading.Condition()
@@ -179,6 +187,19 @@ class Session:
             if self._waits == 0:
                 self._waited_s += time.monotonic() - self._waited_from
                 self._changed.notify_all()
+
+    def join(self, shard: int, page: Page) -> None:
+        """Wait for a shard that is being fetched; the page of who waits says what is done."""
+        with self._changed, page.within(Stage.OPENING):
+            fetch = self._fetches.get(shard)
+            if fetch is None:
+                return
+            fetch.is_wanted = True
+            while not (fetch.is_over or self.is_stopped):
+                doing = fetch.page.read()
+                if doing.stage not in _AT_REST:
+                    page.show(doing)
+                self._changed.wait(_SHOW_AGAIN_S)
 
     def give_way(self) -> None:
         """Give up what is under way, and wait until that is done."""
@@ -291,7 +312,7 @@ class Session:
         )
         if chosen is None:
             return None
-        fetch = self._fetches[chosen.shard] = Fetch(self, chosen)
+        fetch = self._fetches[chosen.shard] = Fetch(self, chosen, self._diary.page)
         return fetch
 
     def _coming(self, there: set[bytes]) -> Iterator[Coming]:
@@ -321,7 +342,8 @@ class Session:
     def _do(self, fetch: Fetch) -> None:
         shard, began, size = fetch.coming.shard, time.monotonic(), 0
         try:
-            size = self._fetched(fetch)
+            with fetch.page.within(Stage.OPENING, shard):
+                size = self._fetched(fetch)
         except OthersFetchError:
             with self._changed:
                 again = time.monotonic() + _LOOK_AGAIN_S
@@ -356,9 +378,10 @@ class Session:
         catalog, shard = self._catalog, fetch.coming.shard
         cache = self._cache.ahead(fetch)
         if catalog.source.store is not None:
-            tar, _ = map_remote(catalog.source, catalog.manifest, shard, cache)
+            source, manifest = catalog.source, catalog.manifest
+            tar, _ = map_remote(source, manifest, shard, cache, diary=self._diary)
         else:
-            tar = map_tar(catalog.shard_path(shard), cache)
+            tar = map_tar(catalog.shard_path(shard), cache, diary=self._diary)
         if not tar.is_cached:
             with self._changed:
                 self._arrivals.failed(shard)

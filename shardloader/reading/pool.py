@@ -79,7 +79,8 @@ class ShardPool:
         self.is_glance = is_glance
         reads_by_ranges = _may_read_by_ranges(catalog)
         has_own = ahead is None and reads_by_ranges and catalog.cache is not None and not is_glance
-        self._own_ahead = Prefetcher(catalog, share_bytes=0) if has_own else None
+        own = Prefetcher(catalog, share_bytes=0, diary=self.diary) if has_own else None
+        self._own_ahead = own
         self._ahead = self._own_ahead if ahead is None else ahead
         self.ranges = self._range_reader() if reads_by_ranges else None
         self._open: OrderedDict[int, Shard] = OrderedDict()
@@ -99,6 +100,8 @@ class ShardPool:
             if ranges is not None and found is None:
                 opened = ranges.open(shard)
             if opened is None:
+                if self._ahead is not None:
+                    self._ahead.join(shard, self.diary.page)
                 opened = _open_listed(
                     self.catalog,
                     shard,

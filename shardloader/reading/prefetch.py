@@ -13,26 +13,29 @@ import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from shardloader.reading.diary import Diary
 from shardloader.reading.fetching import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardloader.reading.catalog import Catalog
+    from shardloader.reading.diary import Page
     from shardloader.reading.fetching import Block
 
 
 class Prefetcher:
     """Fetches ahead for one reader of one process. All methods may be called by any thread.
 
-    share_bytes: how much may be fetched ahead of it. A reader that knows its coming steps says
-    `begin` and `stop`, and between a `stop` and a `begin` nothing is fetched, nor in a forked child
-    before its `begin`. For one that never says `begin`, only what it reads by ranges is fetched;
-    that stops when the prefetcher is let go.
+    share_bytes: how much may be fetched ahead of it; diary: the reader's. A reader that knows its
+    coming steps says `begin` and `stop`, and between a `stop` and a `begin` nothing is fetched, nor
+    in a forked child before its `begin`. For one that never says `begin`, only what it reads by
+    ranges is fetched; that stops when the prefetcher is let go.
     """
 
-    def __init__(self, catalog: Catalog, *, share_bytes: int) -> None:
+    def __init__(self, catalog: Catalog, *, share_bytes: int, diary: Diary | None = None) -> None:
         self._catalog = catalog
+        self._diary = Diary() if diary is None else diary
         self._share_bytes = share_bytes
         self._lock = threading.Lock()
         self._has_plan = False
@@ -46,7 +49,7 @@ class Prefetcher:
         self._started(blocks)
 
     def _started(self, blocks: Iterator[Block] | None) -> Session:
-        session = Session(self._catalog, blocks, share_bytes=self._share_bytes)
+        session = Session(self._catalog, blocks, share_bytes=self._share_bytes, diary=self._diary)
         self._session = (os.getpid(), session)
         session.start()
         return session
@@ -90,6 +93,12 @@ class Prefetcher:
             yield
         finally:
             session.wait_ends()
+
+    def join(self, shard: int, page: Page) -> None:
+        """Wait for a shard that is being fetched; the page of who waits says what is done."""
+        session = self._here
+        if session is not None:
+            session.join(shard, page)
 
     def give_way(self) -> None:
         """The reader needs room that fetches ahead have taken: wait until they have given up."""

@@ -19,6 +19,7 @@ from shardloader.reading.cache import Cache, key_of_identity
 from shardloader.reading.cache_folder import CacheFolder
 from shardloader.reading.cached_sizes import goes_through_cache
 from shardloader.reading.catalog import open_catalog
+from shardloader.reading.diary import Diary
 from shardloader.reading.fetching import Block
 from shardloader.reading.needs import Coming, Need
 from shardloader.reading.needs_files import told_needs
@@ -176,7 +177,7 @@ def test_a_fetch_for_later_pauses_while_the_reader_waits_unless_it_is_waited_for
     with ahead.waiting():
         assert session.has_to_pause(5)
         assert not session.has_to_pause(0)
-        fetch = fetching.Fetch(session, Coming(5, 1, 1))
+        fetch = fetching.Fetch(session, Coming(5, 1, 1), Diary().page)
         fetch.go_on(lambda: True)
         assert session.has_to_pause(5)
     fetch.go_on(lambda: False)
