@@ -1,10 +1,11 @@
 """What do the counts of `loader.stats()` and the watch for stalls cost a step?
 
-    python -m benchmarks.metering [--batch-size 64] [--rounds 15]
+    python -m benchmarks.metering [--batch-size 64] [--rounds 300]
 
-Two loaders of one corpus (rows of 512 tokens), in one process, in turns: as it is, and with nothing
-measured, counted or noted. CPU microseconds a batch of the loop's thread, medians over the rounds,
-the difference, and what share that is of the bare loader and of steps of some lengths. Without
+One loader of rows of 512 tokens, which measures, counts and notes in one turn, and in the next does
+not. CPU microseconds a batch of the loop's thread; the difference of two turns, as the median over
+the rounds; and the same of two turns that both measure, which should be nothing: it says how far
+the figure can be trusted. As shares of the bare loader, and of steps of some lengths. Without
 workers, as bytes, is the worst case: nothing else there is as quick.
 """
 
@@ -16,20 +17,16 @@ import tempfile
 import time
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from unittest import mock
+from typing import Any
 
 import numpy as np
 
 import shardloader as sl
-from shardloader.loader import engine
-from shardloader.loader.stream import BatchStream
+from shardloader.reading.counts import CountRow
 from shardloader.reading.diary import Diary, Page
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 STEPS_MS = (1, 10, 100)
+WARM_UP = 10  # batches, for the interpreter to get used to a turn
 
 
 class BarePage(Page):
@@ -45,6 +42,13 @@ class BarePage(Page):
         """Nothing."""
 
 
+class BareRow(CountRow):
+    """Counts nothing."""
+
+    def add_field_bytes(self, num_bytes: int) -> None:
+        """Nothing."""
+
+
 class BareDiary(Diary):
     """Notes and counts nothing."""
 
@@ -55,25 +59,8 @@ class BareDiary(Diary):
         """The same for all."""
         return self.own
 
-    def read_bytes(self, num_bytes: int) -> None:
-        """Nothing."""
-
     def start_pass(self) -> None:
         """Nothing."""
-
-
-class BareStream(BatchStream):
-    """Gives batches without counts."""
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        self.diary = BareDiary()
-
-    def _with_counts(self, batch: Any) -> Any:
-        return batch
-
-    def _noted(self, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return read
 
 
 class BareMeter:
@@ -83,9 +70,11 @@ class BareMeter:
         """No moment."""
         return 0.0
 
-    def received(self, *_: Any) -> float:
-        """No moment."""
-        return 0.0
+    def begin(self, _: float) -> None:
+        """Nothing."""
+
+    def received(self, _: float) -> None:
+        """Nothing."""
 
 
 def main() -> None:
@@ -97,29 +86,37 @@ def main() -> None:
 
 
 def report(corpus: Path, options: argparse.Namespace, *, decode: Any) -> dict[str, list[float]]:
-    """CPU microseconds a batch, by round, of the loader as it is and of the bare one."""
-    metered = iter(_loader(corpus, options, decode))
-    with mock.patch.object(engine, "BatchStream", BareStream):
-        made = _loader(corpus, options, decode, stall_s=None)
-        made._account.meter = BareMeter()  # noqa: SLF001
-        bare = iter(made)
-        next(bare)
-    next(metered)
-    costs: dict[str, list[float]] = {"as it is": [], "bare": []}
-    for _ in range(options.rounds):
-        for name, batches in (("as it is", metered), ("bare", bare)):
+    """CPU microseconds a batch, by round, of the loader as it is, bare, and as it is again."""
+    loader = _loader(corpus, options, decode)
+    batches = iter(loader)
+    next(batches)
+    stream = loader._engine._made[0]  # noqa: SLF001
+    bare = BareMeter(), BareDiary(counts=BareRow())
+    whole = batches._meter, stream.diary  # noqa: SLF001
+    turns = {"as it is": whole, "bare": bare, "again": whole}
+    costs: dict[str, list[float]] = {name: [] for name in turns}
+    for number in range(options.rounds):
+        names = list(turns)
+        for name in names if number % 2 else reversed(names):
+            batches._meter, stream.diary = turns[name]  # noqa: SLF001
+            stream._reader.diary = stream.diary  # noqa: SLF001
+            for _ in islice(batches, WARM_UP):
+                pass
             begun = time.thread_time()
-            for _batch in islice(batches, options.batches):
+            for _ in islice(batches, options.batches):
                 pass
             costs[name].append((time.thread_time() - begun) / options.batches * 1e6)
     return costs
 
 
-def _tell(told: str, costs: dict[str, Sequence[float]] | dict[str, list[float]]) -> None:
-    whole, bare = (statistics.median(costs[name]) for name in ("as it is", "bare"))
-    pairs = zip(costs["as it is"], costs["bare"], strict=True)
-    more = statistics.median(one - other for one, other in pairs)
-    print(f"{told}: {whole:.1f} microseconds a batch, bare {bare:.1f}; {more:.2f} more a batch")
+def _tell(told: str, costs: dict[str, list[float]]) -> None:
+    bare = statistics.median(costs["bare"])
+    more, noise = (
+        statistics.median(np.subtract(costs["as it is"], costs[name]).tolist())
+        for name in ("bare", "again")
+    )
+    print(f"{told}: {bare:.1f} microseconds a batch bare, {more:.2f} more as it is")
+    print(f"  {noise:.2f} between two turns as it is")
     print(f"  {more / bare:.2%} of the bare loader, which does nothing but give batches")
     for step in STEPS_MS:
         print(f"  {more / (1000 * step):.3%} of a step of {step} ms")
@@ -129,8 +126,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--samples", type=int, default=20_000)
-    parser.add_argument("--batches", type=int, default=400, help="a round")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--batches", type=int, default=100, help="a turn")
+    parser.add_argument("--rounds", type=int, default=300)
     return parser.parse_args()
 
 

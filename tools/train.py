@@ -16,6 +16,7 @@ again. While OUT/pause exists, training waits. A rank that is lost is an error o
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -70,9 +71,11 @@ class ByteModel(nn.Module):
         return (loss * inside).sum(1) / inside.sum(1).clamp(min=1)
 
 
-def crop(sample: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+def crop(
+    sample: Mapping[str, Any], rng: np.random.Generator, *, field: str = "py"
+) -> Mapping[str, Any]:
     """A piece of the file; shardloader: rng is keyed by sample and epoch, also after a resume."""
-    text = np.frombuffer(sample["py"], dtype=np.uint8)
+    text = np.frombuffer(sample[field], dtype=np.uint8)
     start = int(rng.integers(max(1, len(text) - CONTEXT)))
     tokens = np.full(CONTEXT + 1, END, dtype=np.int64)
     piece = text[start : start + CONTEXT + 1]
@@ -124,8 +127,9 @@ def loader_of(options: argparse.Namespace) -> Any:
         options.shards,
         seed=0,
         shuffle=sl.Shuffle(window=500),
-        fields=("py",),
-        transform=crop,
+        fields=(options.field,),
+        decode=None,
+        transform=functools.partial(crop, field=options.field),
         cache=sl.Cache(options.cache, max_bytes=options.cache_bytes) if options.cache else None,
         storage_options=options.storage_options,
     )
@@ -230,6 +234,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("shards")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--field", default="py", help="whose bytes it learns")
     parser.add_argument("--num-workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=2)

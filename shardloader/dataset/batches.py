@@ -102,7 +102,7 @@ class RowGroup:
     located: Extents | None
     start: int
     batch_size: int
-    num_bytes: Sequence[int] = ()
+    num_bytes: int = 0
 
 
 def row_blocks(
@@ -199,8 +199,8 @@ class BatchMaker:
                     continue
                 index, valid = read.index[of], read.valid[of]
                 begin = start * batch_size
-                sizes = num_bytes[start : start + together]
-                yield RowGroup(group, index, valid, located, begin, batch_size, sizes)
+                size = sum(num_bytes[start : start + together])
+                yield RowGroup(group, index, valid, located, begin, batch_size, size)
             first = stop
         for row in rows:  # a shorter one, under "join"
             yield self._alone(row)
@@ -209,7 +209,7 @@ class BatchMaker:
         self._reader.move_to(row.step, row.step + 1)
         located = self._reader.locate(row.shard, row.sample)
         size = len(row.shard)
-        num_bytes = () if located is None else _bytes_of_rows(located, size)
+        num_bytes = 0 if located is None else sum(_bytes_of_rows(located, size))
         return RowGroup([row], row.index[None], row.valid[None], located, 0, size, num_bytes)
 
     def read(self, group: RowGroup) -> Columns | Exception | None:
@@ -251,11 +251,8 @@ class BatchMaker:
             names.append(name)
             parts.append(_parts(joined, size, len(group.rows)))
         slots = zip(_rows_of(group.index), _rows_of(group.valid), strict=True)
-        diary = self._reader.diary
-        for row, of, num_bytes, keys, *values in zip(
-            group.rows, slots, group.num_bytes, *parts, strict=True
-        ):
-            diary.read_bytes(num_bytes)
+        self._reader.diary.counts.add_field_bytes(group.num_bytes)
+        for row, of, keys, *values in zip(group.rows, slots, *parts, strict=True):
             yield self._joined(row, keys, dict(zip(names, values, strict=True)), of)
 
     def is_slow(self, group: RowGroup) -> bool:

@@ -61,12 +61,12 @@ class SampleReader:
     """Reads samples of one dataset in one process; holds a bounded number of open shards.
 
     num_readers: how many read on this node, which share what the cache takes ahead of its need;
-    diary: where the process writes what it does.
+    diary: where the process writes what it does, and counts.
     """
 
     def __init__(self, recipe: Recipe, *, num_readers: int = 1, diary: Diary | None = None) -> None:
         self.diary = Diary() if diary is None else diary
-        catalog = recipe.catalog
+        catalog = recipe.catalog.counted_in(self.diary.counts)
         self._ahead = None
         if catalog.cache is not None and any(
             goes_through_cache(catalog, shard) for shard in range(catalog.num_shards)
@@ -347,7 +347,7 @@ class SampleReader:
                 "the shard"
             )
         decoded = {}
-        self.diary.read_bytes(sum(map(len, raw.values())))
+        self.diary.counts.add_field_bytes(sum(map(len, raw.values())))
         for field, data in raw.items():
             if field.startswith("__"):  # the loader's own names; a foreign tar may hold them
                 continue

@@ -237,7 +237,7 @@ class ShardDataset(IterableDataset[Any]):
                 map(maker.samples if one else maker.batches, blocks)
             ),
         ):
-            item, faults, _ = carried if type(carried) is Carrier else Carrier(carried)
+            item, faults = carried if type(carried) is Carrier else Carrier(carried)
             watch.take(options.batch_size or 1, faults)
             running.taken += 1
             yield item

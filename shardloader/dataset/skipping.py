@@ -29,7 +29,6 @@ from shardloader.errors import (
     WorldError,
 )
 from shardloader.order.integers import checked, shown
-from shardloader.reading.counts import NOTHING, Counts
 from shardloader.reading.diary import Stage
 from shardloader.reading.store import is_of_the_file
 
@@ -124,7 +123,6 @@ class Carrier(NamedTuple):
 
     batch: Any
     faults: tuple[Fault, ...] = ()
-    counts: Counts = NOTHING
 
 
 class RefusedSampleError(SampleError):

@@ -36,9 +36,14 @@ def can_meet(topology: Topology) -> bool:
 
     A topology larger than that group is somebody's simulation, with nobody to meet.
     """
+    return topology.world_size <= group_size()
+
+
+def group_size() -> int:
+    """Processes of the default group; 0 where it is not initialised."""
     if not (distributed.is_available() and distributed.is_initialized()):
-        return False
-    return topology.world_size <= distributed.get_world_size()
+        return 0
+    return distributed.get_world_size()
 
 
 def meet(

@@ -39,7 +39,7 @@ def _line(before: Stats, now: Stats) -> Mapping[str, float]:
     reading = now.reading.minus(before.reading)
     return {
         **now.feed.since(before.feed).to_dict(),
-        **{name: count for name, count in reading._asdict().items() if name != "field_bytes"},
+        **reading._asdict(),
         "bad": now.num_bad,  # of the whole run, as a sum is what is asked for
         "refused": now.refused,
     }

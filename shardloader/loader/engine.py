@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardloader.loader.device import Side
     from shardloader.loader.making import Making
     from shardloader.order.schedule import Schedule
-    from shardloader.reading.traffic import Traffic
+    from shardloader.reading.counts import Counts
 
 MOST_THREADS: Final = 16  # more than that, and the interpreter's lock is what they wait for
 
@@ -72,9 +72,9 @@ class Engine:
         self._tally = Tally(num_workers)
 
     @property
-    def worker_traffic(self) -> Traffic:
-        """What all workers so far have asked of the dataset's store."""
-        return self._tally.traffic
+    def counts(self) -> Counts:
+        """What reading took so far, in all processes of this loader."""
+        return self._tally.counts
 
     def batches(self, schedule: Schedule, recipe: Recipe, *, epoch: int) -> Iterator[Any]:
         """This rank's batches of a schedule; recipe: the dataset that it is of."""

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 from shardloader.dataset.skipping import Carrier
 from shardloader.errors import StaleIteratorError, WorldError
 from shardloader.loader.accelerated import Pass
-from shardloader.loader.stall import Vigil, told
+from shardloader.loader.stall import Vigil, Wait, tell_over
 
 if TYPE_CHECKING:
     from shardloader.dataset.batches import Row
+    from shardloader.dataset.skipping import Fault
     from shardloader.loader.engine import Engine
-    from shardloader.loader.making import Making
     from shardloader.loader.meter import Meter
     from shardloader.loader.progress import Progress
     from shardloader.loader.stats import Account, Leg
     from shardloader.order.schedule import Schedule
-    from shardloader.reading.catalog import Catalog
 
 
 class LoaderIterator(Iterator[Any]):
@@ -48,9 +47,8 @@ class LoaderIterator(Iterator[Any]):
         self._rows: Iterator[Row] | None = None
         self._leg: Leg | None = None
         self._meter: Meter = account.meter
-        self._came: float | None = None  # when the last batch did
         self._stall_s = stall_s
-        self._wait = _Wait()
+        self._wait = Wait()
         self._vigil: Vigil | None = None
         self._pass: Pass | None = None
         self._given = 0
@@ -68,19 +66,17 @@ class LoaderIterator(Iterator[Any]):
             self._leave()
             self._check_not_moved()
             raise StopIteration
-        asked = self._meter.now()
-        if self._vigil is not None:
-            self._vigil.asked = asked
+        self._wait.asked = asked = self._meter.now()
         try:
             return self._next(asked)
         except BaseException:
-            if self._vigil is not None:
-                self._vigil.asked = None
+            self._wait.asked = None
             raise
 
     def _next(self, asked: float) -> Any:
         if self._given == 0 and not self._failed:
-            self._start(asked)
+            self._start()
+            self._meter.begin(asked)
         self._check_current()
         schedule = self._schedule
         if schedule is None or self._given == self._num_batches:
@@ -88,9 +84,10 @@ class LoaderIterator(Iterator[Any]):
             raise StopIteration
         batch = self._fetch()
         self._check_current()  # another thread may have moved the position meanwhile
-        self._came = self._meter.received(asked, self._came)
-        if self._vigil is not None:
-            self._vigil.came(self._given)
+        self._meter.received(asked)
+        self._wait.asked = None
+        if self._wait.told == asked:
+            tell_over(self._given, self._meter.now() - asked)
         self._given += 1
         is_last = self._given == self._num_steps
         if self._pass is not None:
@@ -101,10 +98,10 @@ class LoaderIterator(Iterator[Any]):
         self._progress.receive(schedule.dealing.consumed_after(self._given), is_last=is_last)
         return batch
 
-    def _start(self, asked: float) -> None:
+    def _start(self) -> None:
         progress = self._progress
         if progress.topology.world_size > 1:  # else workers start before this process has a thread
-            self._watch(asked)
+            self._watch()
         self._schedule = progress.begin(self._token)
         if self._schedule is None:
             return
@@ -112,7 +109,8 @@ class LoaderIterator(Iterator[Any]):
         self._num_batches = self._schedule.dealing.num_batches(progress.topology.rank)
         if self._num_batches:
             self._rows = progress.rows_to_log(self._schedule)
-            self._leg = self._account.begin(self._schedule, progress.topology.rank)
+            leg = self._account.begin(self._schedule, progress.topology.rank)
+            self._leg = self._wait.leg = leg
             self._leave()
             self._pass = Pass(self)
             self._batches = self._engine.batches(
@@ -120,13 +118,12 @@ class LoaderIterator(Iterator[Any]):
             )
             self._account.making = self._wait.making = self._engine.making
             self._wait.catalog = progress.recipe.catalog
-            self._watch(asked)
+            self._watch()
 
-    def _watch(self, asked: float) -> None:
+    def _watch(self) -> None:
         if self._vigil is None and self._stall_s is not None:
-            self._vigil = Vigil(self._stall_s, self._wait.told, self._meter.now)
+            self._vigil = Vigil(self._wait, self._stall_s, self._meter.now)
             weakref.finalize(self, self._vigil.end).atexit = False
-            self._vigil.asked = asked
 
     def _check_not_moved(self) -> None:
         """An iterator that is at its end says so, unless a position was loaded since."""
@@ -174,10 +171,10 @@ class LoaderIterator(Iterator[Any]):
             # descriptor: start new ones next time.
             self._engine.forget_workers()
             raise
-        batch, faults, counts = batch if type(batch) is Carrier else Carrier(batch)
+        faults: tuple[Fault, ...] = ()
+        if type(batch) is Carrier:
+            batch, faults = batch
         leg.given += 1
-        self._wait.number = leg.given
-        self._account.read(counts)
         if faults or self._account.is_waiting:
             progress = self._progress
             self._account.take(
@@ -208,26 +205,9 @@ class LoaderIterator(Iterator[Any]):
             self._pass = None
 
     def _let_go(self) -> None:
-        """Let workers that are not persistent end."""
+        """Let workers that are not persistent end; nobody waits for them."""
+        self._wait.asked = None
         self._batches = None
         self._rows = None
         if self._vigil is not None:
-            self._vigil.asked = None
             self._vigil.end()
-
-
-class _Wait:
-    """What an iterator waits for. number: of the batch, in this pass; making: None before one."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.making: Making | None = None
-        self.catalog: Catalog | None = None
-
-    def told(self) -> str:
-        """The same in words."""
-        if self.making is None or self.catalog is None:
-            return "for the other ranks, to compare what they are about to read"
-        found = [told(who, doing, self.catalog) for who, doing in self.making.doing(self.number)]
-        makers = "; ".join(found) or "no thread says what it does"
-        return f"for batch {self.number} of this pass: {makers}"

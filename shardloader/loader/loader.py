@@ -258,9 +258,9 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
 
     def stats(self) -> Stats:
         """What this rank's loop received, and how it waited, since the loader was made: `Stats`."""
-        manifest = self._progress.manifest
-        traffic = self._progress.recipe.catalog.traffic + self._engine.worker_traffic
-        return self._account.stats(manifest, traffic)
+        catalog = self._progress.recipe.catalog
+        reading = catalog.counts.plus(self._engine.counts)
+        return self._account.stats(self._progress.manifest, reading)
 
     def log_samples(self, folder: str | os.PathLike[str], *, attempt: int | None = None) -> None:
         """Write which samples are received to `folder`, for `shardloader audit`.

@@ -1,26 +1,32 @@
 """How long does the training loop wait for the loader?
 
-Measured around each batch: two looks at a clock, some additions and one place in a histogram, about
-a microsecond. The histogram has a fixed number of places, eight to each doubling of the wait, so
-that a quantile is known to about 6%, over whatever number of steps, and none is stored by itself.
+Measured around each batch: two looks at a clock, and one number that is kept. When some hundreds
+are kept they go into a histogram together, since that is much cheaper than one by one. It has a
+fixed number of places, eight to each doubling of the wait, so that a quantile is known to about 6%,
+over whatever number of steps.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
-from math import frexp
 from operator import sub
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
+
 _PER_DOUBLING: Final = 8
 _SMALLEST: Final = -20  # waits below 2^-20 s, about a microsecond, share the first place
-_SMALLEST_S: Final = 2.0 ** (_SMALLEST - 1)
 _FIRST: Final = -(_SMALLEST + 1) * _PER_DOUBLING
 _NUM_PLACES: Final = _PER_DOUBLING * 34  # up to 2^14 s, about four hours
+_LOT: Final = 512  # waits that go into the histogram together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +36,9 @@ class Feed:
     steps; wait_s: seconds that the loop waited for batches, of wall_s, which passed from the moment
     when an iterator was first asked until its last batch (what lies between iterators counts
     nothing); last_wait_s: for the last batch; num_ready: batches that are made, or lie on the
-    device, and were not received yet; samples; field_bytes: of the samples' fields, as they lie in
-    the shards; waits: how many waits there were of each length, see `shardloader.loader.meter`.
+    device, and were not received yet; samples: received; field_bytes: of the fields that were read,
+    those of batches that are ready among them, as they lie in the shards; waits: how many waits
+    there were of each length, see `shardloader.loader.meter`.
     """
 
     steps: int = 0
@@ -70,7 +77,7 @@ class Feed:
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes of fields, as they lie in the shards, that the loop received a second."""
+        """Bytes of fields, as they lie in the shards, that were read for the loop a second."""
         return self.field_bytes / self.wall_s if self.wall_s else 0.0
 
     def since(self, earlier: Feed) -> Feed:
@@ -102,55 +109,66 @@ class Feed:
 
 
 class Meter:
-    """Keeps the waits of one loader. clock: seconds."""
+    """Keeps the waits of one loader, of one iterator after another. clock: seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.now = clock
-        self._steps = 0
+        self._began = self._came = 0.0  # when the iterator was first asked, and its last batch came
+        self._earlier_s = 0.0  # from that to this, of iterators before
+        self._kept: deque[float] = deque()
         self._wait_s = 0.0
-        self._wall_s = 0.0
         self._last_s = 0.0
-        self._waits = [0] * _NUM_PLACES
+        self._waits = np.zeros(_NUM_PLACES, dtype=np.int64)
+        self._lock = threading.Lock()
 
-    def received(self, asked: float, before: float | None) -> float:
-        """A batch came that was asked for at a moment; gives the moment now.
+    def begin(self, asked: float) -> None:
+        """An iterator is asked for its first batch."""
+        with self._lock:
+            self._earlier_s += self._came - self._began
+            self._began = self._came = asked
 
-        before: when the iterator's last batch came, None for its first.
-        """
-        now = self.now()
-        wait = now - asked
-        self._steps += 1
-        self._last_s = wait
-        self._wait_s += wait
-        self._wall_s += now - (asked if before is None else before)
-        self._waits[place_of(wait)] += 1
-        return now
+    def received(self, asked: float) -> None:
+        """A batch is here that was asked for at a moment."""
+        now = self._came = self.now()
+        self._kept.append(now - asked)
+        if len(self._kept) >= _LOT:
+            with self._lock:
+                self._settle()
+
+    def _settle(self) -> None:
+        # What comes meanwhile, in another thread, is for the next time.
+        waits = np.array([self._kept.popleft() for _ in range(len(self._kept))], dtype=np.float64)
+        if waits.size:
+            self._waits += np.bincount(places_of(waits), minlength=_NUM_PLACES)
+            self._wait_s += float(waits.sum())
+            self._last_s = float(waits[-1])
 
     def feed(self, *, samples: int, field_bytes: int, num_ready: int) -> Feed:
         """What is known now."""
-        return Feed(
-            steps=self._steps,
-            wait_s=self._wait_s,
-            wall_s=self._wall_s,
-            last_wait_s=self._last_s,
-            num_ready=num_ready,
-            samples=samples,
-            field_bytes=field_bytes,
-            waits=tuple(self._waits),
-        )
+        with self._lock:
+            self._settle()
+            return Feed(
+                steps=int(self._waits.sum()),
+                wait_s=self._wait_s,
+                wall_s=self._earlier_s + self._came - self._began,
+                last_wait_s=self._last_s,
+                num_ready=num_ready,
+                samples=samples,
+                field_bytes=field_bytes,
+                waits=tuple(self._waits.tolist()),
+            )
 
 
-def place_of(seconds: float) -> int:
-    """The place of a wait in the histogram.
+def places_of(waits: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The places of waits, in seconds, in the histogram.
 
-    >>> place_of(2.0) - place_of(1.0), place_of(0.0), place_of(1e9)
-    (8, 0, 271)
+    >>> places_of(np.array([1.0, 2.0, 0.0, 1e9])).tolist()
+    [168, 176, 0, 271]
     """
-    if seconds < _SMALLEST_S:
-        return 0
-    mantissa, exponent = frexp(seconds)  # 0.5 <= mantissa < 1
-    at = exponent * _PER_DOUBLING + int(mantissa * (2 * _PER_DOUBLING)) + _FIRST
-    return at if at < _NUM_PLACES else _NUM_PLACES - 1
+    mantissa, exponent = np.frexp(waits)  # 0.5 <= mantissa < 1
+    steps = (mantissa * (2 * _PER_DOUBLING)).astype(np.int64)
+    places = exponent.astype(np.int64) * _PER_DOUBLING + steps + _FIRST
+    return np.where(waits > 0, np.clip(places, 0, _NUM_PLACES - 1), 0)
 
 
 def middle_of(place: int) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardloader.dataset.batches import rows
 from shardloader.dataset.recipe import NEXT_EPOCH
-from shardloader.distributed.rendezvous import can_meet, meet
+from shardloader.distributed.rendezvous import can_meet, group_size, meet
 from shardloader.errors import ShardLoaderError
 from shardloader.order.agreement import FIELDS, verdict
 from shardloader.order.checkpoint import starting_grid
@@ -226,7 +226,10 @@ class Progress:
         Where torch.distributed is not initialised there is nobody to ask.
         """
         topology = self.topology
-        if topology.world_size == 1 or not can_meet(topology):
+        if topology.world_size == 1:
+            return
+        if not can_meet(topology):
+            self._say_who_is_missing(topology)
             return
         state = self.checkpoint().to_state()
         stand = {
@@ -239,6 +242,18 @@ class Progress:
             "num_steps": num_steps,
         }
         meet(topology, stand, verdict, timeout_s=self._patience_s, party=self)
+
+    def _say_who_is_missing(self, topology: Topology) -> None:
+        """A topology of more ranks than there are processes may be meant, or a mistake."""
+        size = group_size()
+        if 0 < size < topology.world_size and "larger" not in self._said:
+            self._said.add("larger")
+            log.warning(
+                "topology= has %d ranks and torch.distributed %d processes: they are not compared, "
+                "and what the other ranks are to read is not read here",
+                topology.world_size,
+                size,
+            )
 
     def rows_to_log(self, schedule: Schedule) -> Iterator[Row] | None:
         """What this rank will receive, where it is written down."""

@@ -19,6 +19,8 @@ from shardloader.reading.diary import UNKNOWN, Stage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shardloader.loader.making import Making
+    from shardloader.loader.stats import Leg
     from shardloader.reading.catalog import Catalog
     from shardloader.reading.diary import Doing
 
@@ -69,22 +71,44 @@ def told(who: str, doing: Doing, catalog: Catalog) -> str:
     return f"{who} {words}, since {(time.monotonic_ns() - doing.since_ns) / 1e9:.1f} s"
 
 
-class Vigil:
-    """Watches the steps of one iterator.
+class Wait:
+    """What the training loop waits for. The loop writes it, and a Vigil reads it.
 
-    limit_s: seconds that a step may wait; describe: what for; clock: seconds. asked: when the batch
-    that is being waited for was asked for; None while nobody waits. The training loop writes it,
-    and nothing else is asked of it a step.
+    asked: when the batch was asked for; None while nobody waits. told: what `asked` was when the
+    log said so, None before. leg: of this iterator, None before its first batch is asked of the
+    engine, as making and catalog are.
     """
 
-    def __init__(
-        self, limit_s: float, describe: Callable[[], str], clock: Callable[[], float]
-    ) -> None:
+    __slots__ = ("asked", "catalog", "leg", "making", "told")
+
+    def __init__(self) -> None:
         self.asked: float | None = None
+        self.told: float | None = None
+        self.leg: Leg | None = None
+        self.making: Making | None = None
+        self.catalog: Catalog | None = None
+
+    def words(self) -> str:
+        """What for, in words."""
+        if self.leg is None or self.making is None or self.catalog is None:
+            return "for the other ranks, to compare what they are about to read"
+        number, catalog = self.leg.given, self.catalog
+        found = [told(who, doing, catalog) for who, doing in self.making.doing(number)]
+        makers = "; ".join(found) or "no thread says what it does"
+        return f"for batch {number} of this pass: {makers}"
+
+
+class Vigil:
+    """Watches the steps of one iterator, in a thread, until it is ended.
+
+    limit_s: seconds that a step may wait; clock: seconds. It keeps `wait`, and nothing else of the
+    iterator.
+    """
+
+    def __init__(self, wait: Wait, limit_s: float, clock: Callable[[], float]) -> None:
+        self._wait = wait
         self._limit_s = limit_s
-        self._describe = describe
         self._now = clock
-        self._told: float | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="shardloader-stall", daemon=True)
         self._thread.start()
@@ -93,22 +117,20 @@ class Vigil:
         """Stop watching."""
         self._over.set()
 
-    def came(self, number: int) -> None:
-        """The batch is here: say so if it was waited for aloud."""
-        asked, self.asked = self.asked, None
-        if asked is not None and asked == self._told:
-            waited = self._now() - asked
-            log.warning("batch %d of this pass came after %.1f s; the run goes on", number, waited)
-
     def _watch(self) -> None:
-        pause = self._limit_s
+        wait, pause = self._wait, self._limit_s
         while not self._over.wait(pause):
-            asked = self.asked
-            if asked is None or asked == self._told:
-                pause = self._limit_s
+            asked, pause = wait.asked, self._limit_s
+            if asked is None or asked == wait.told:
                 continue
             waited = self._now() - asked
-            pause = self._limit_s - waited
-            if pause <= 0:
-                pause, self._told = self._limit_s, asked
-                log.warning("the training loop waits since %.1f s: %s", waited, self._describe())
+            if waited < self._limit_s:
+                pause -= waited
+                continue
+            wait.told = asked
+            log.warning("the training loop waits since %.1f s: %s", waited, wait.words())
+
+
+def tell_over(number: int, waited_s: float) -> None:
+    """Say that a batch has come which the log was told of."""
+    log.warning("batch %d of this pass came after %.1f s; the run goes on", number, waited_s)

@@ -1,7 +1,8 @@
 """What did the training loop receive on this rank, by kind?
 
-Counted when a batch is handed over, from what travelled with it: batches that workers hold count
-nothing. It lives as long as the loader, and is no part of its state.
+Counted when a batch is handed over, from the plan and the faults that travelled with it: batches
+that workers hold count nothing. What reading took is counted elsewhere, by whoever reads. It lives
+as long as the loader, and is no part of its state.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import numpy as np
 
 from shardloader.dataset.skipping import BAD_KINDS, REFUSED, Watch
 from shardloader.loader.meter import Feed, Meter
-from shardloader.reading.counts import NOTHING, Counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardloader.loader.making import Making
     from shardloader.loader.quarantine import Quarantine
     from shardloader.order.schedule import Schedule
-    from shardloader.reading.traffic import Traffic
+    from shardloader.reading.counts import Counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +37,10 @@ class Stats:
     "field", "transform", "shard". damaged_shards: shards of the dataset that were damaged when
     they were indexed, by kind of damage (words of `shardloader.format.notices.ERROR_KINDS` and
     "unreadable"): what lies behind the damage is in no count.
-    traffic: what this rank's processes have asked of a remote store, for the manifest too, and for
-    batches that were not received: `requests`, further attempts among them, and `received_bytes`.
-    feed: how the loop was fed, a `Feed`; reading: what reading took, `Counts`; these two do not
-    matter to whether two values are equal.
+    feed: how the loop was fed, a `Feed`. reading: what reading took in all processes of this rank
+    since the loader was made, also for batches that nobody received, and what opening the dataset
+    asked of its store: `shardloader.reading.counts.Counts`. These two do not matter to whether two
+    values are equal.
     """
 
     batches: int
@@ -50,7 +50,6 @@ class Stats:
     refused: int
     bad: Mapping[str, int]
     damaged_shards: Mapping[str, int]
-    traffic: Traffic
     feed: Feed = field(compare=False)
     reading: Counts = field(compare=False)
 
@@ -66,8 +65,6 @@ class Stats:
             **{name: getattr(self, name) for name in plain},
             **{f"bad_{kind}": count for kind, count in self.bad.items()},
             **{f"damaged_shards_{kind}": count for kind, count in self.damaged_shards.items()},
-            "store_requests": self.traffic.requests,
-            "store_received_bytes": self.traffic.received_bytes,
             **self.feed.to_dict(),
             **self.reading._asdict(),
         }
@@ -130,8 +127,6 @@ class Account:
     def __init__(self, skip: Skip | None, quarantine: Quarantine | None) -> None:
         self.meter = Meter()
         self.making: Making | None = None
-        self._reading = NOTHING
-        self._field_bytes = 0
         self._skip = skip
         self._quarantine = quarantine
         self._counts = _Counts()
@@ -149,12 +144,6 @@ class Account:
     def is_waiting(self) -> bool:
         """Whether batches without a fault have to be taken as well, since bad ones came before."""
         return self._watch is not None and self._watch.is_waiting
-
-    def read(self, counts: Counts) -> None:
-        """Count what came with a batch."""
-        self._field_bytes += counts.field_bytes
-        if any(counts[1:]):
-            self._reading = self._reading.plus(counts._replace(field_bytes=0))
 
     def take(self, leg: Leg, faults: Sequence[Fault], *, epoch: int, manifest: Manifest) -> None:
         """Count the faults of the batch that the leg was given last.
@@ -187,8 +176,8 @@ class Account:
         if self._leg is not None:
             self._leg.settle(self._counts)
 
-    def stats(self, manifest: Manifest, traffic: Traffic) -> Stats:
-        """The counts now; traffic: of all processes of this rank."""
+    def stats(self, manifest: Manifest, reading: Counts) -> Stats:
+        """The counts now; reading: of all processes of this rank."""
         self._settle()
         counts = self._counts
         num_bad = counts.bad.total()
@@ -202,10 +191,9 @@ class Account:
             bad=MappingProxyType({kind: counts.bad[kind] for kind in BAD_KINDS}),
             damaged_shards=MappingProxyType(dict(damaged)),
             feed=self.meter.feed(
-                samples=counts.slots, field_bytes=self._field_bytes, num_ready=self._num_ready()
+                samples=counts.slots, field_bytes=reading.field_bytes, num_ready=self._num_ready()
             ),
-            reading=self._reading._replace(field_bytes=self._field_bytes),
-            traffic=traffic,
+            reading=reading,
         )
 
     def _num_ready(self) -> int:

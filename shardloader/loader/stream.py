@@ -28,7 +28,6 @@ from shardloader.loader.ring import Sender
 from shardloader.order.grid import Grid
 from shardloader.order.schedule import Schedule
 from shardloader.reading.diary import Diary, Stage
-from shardloader.reading.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,8 +51,8 @@ class StreamOptions:
     accumulate: steps of an optimiser step; is_grouped: whether batches carry `__group_valid__`;
     decode_threads: threads that decode what is slow to decode, where there are no workers;
     in_flight: batches of a worker that are made or being read at a time; num_readers: workers, or
-    ranks without any, that read on this node; tally: where workers count what they ask of a store;
-    pins: whether batches of workers are pinned for a device.
+    ranks without any, that read on this node; tally: where whoever reads counts; pins: whether
+    batches of workers are pinned for a device.
     """
 
     recipe: Recipe
@@ -78,12 +77,11 @@ class BatchStream(IterableDataset[Any]):
         self._options = options
         self.ring: Ring | None = None  # what batches cross in, where there are workers
         self.pages: Tensor | None = None  # where they write what they do
-        self.diary = Diary()  # of this process, where there are none
+        self.diary = Diary(counts=options.tally.own)  # of this process, where there are none
         self._sender: Sender | None = None
         # epoch, consumed, ranks, workers, batch
         self._position = torch.zeros(5, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._reader: SampleReader | None = None
-        self._told = Traffic()  # what this worker has counted so far
 
     def start_at(self, *, epoch: int, consumed: int, grid: Grid) -> None:
         """Let the next iterator begin here."""
@@ -108,7 +106,8 @@ class BatchStream(IterableDataset[Any]):
         info = get_worker_info()
         if self._reader is None:
             if info is not None and self.pages is not None:
-                self.diary = Diary(self.pages[info.id].numpy())
+                counts = options.tally.of_worker(info.id)
+                self.diary = Diary(self.pages[info.id].numpy(), counts=counts)
             self._reader = SampleReader(
                 options.recipe, num_readers=options.num_readers, diary=self.diary
             )
@@ -145,32 +144,10 @@ class BatchStream(IterableDataset[Any]):
             items=batches_of,
         )
         if info is None:
-            return map(self._with_counts, batches)
+            return batches
         strategy: str = get_sharing_strategy()  # type: ignore[no-untyped-call]
         pack = _as_it_is if strategy == "file_system" else self._packer(info.id)
-        return self._handed_over(self._counted(batches, info.id), pack)
-
-    def _counted(self, batches: Iterator[Any], worker: int) -> Iterator[Any]:
-        """Batches; before each the main process is told what was asked of the store."""
-        try:
-            for batch in batches:
-                self._tell(worker)
-                yield batch
-        finally:
-            self._tell(worker)
-
-    def _tell(self, worker: int) -> None:
-        now = self._options.recipe.catalog.traffic
-        if now != self._told:
-            self._options.tally.add(worker, now - self._told)
-            self._told = now
-
-    def _with_counts(self, batch: Any) -> Carrier:
-        """The batch, with what reading counted since the last one."""
-        counts = self.diary.taken()
-        if type(batch) is Carrier:
-            return batch._replace(counts=counts)
-        return Carrier(batch, (), counts)
+        return self._handed_over(batches, pack)
 
     def _noted(self, read: Callable[[RowGroup], Any]) -> Callable[[RowGroup], Any]:
         """The same, with a note of how many batches were read."""
@@ -184,16 +161,21 @@ class BatchStream(IterableDataset[Any]):
 
         return noted
 
-    def _handed_over(self, batches: Iterator[Any], pack: Callable[[Any], Any]) -> Iterator[Carrier]:
+    def _handed_over(self, batches: Iterator[Any], pack: Callable[[Any], Any]) -> Iterator[Any]:
         """What crosses to the main process, and is a batch there."""
         page = self.diary.page
+
+        def packed(batch: Any) -> Any:
+            return ToPin(pack(batch)) if self._options.pins else pack(batch)
+
         for batch in batches:
-            carrier = self._with_counts(batch)
-            packed = pack(carrier.batch)
-            packed = carrier._replace(batch=ToPin(packed) if self._options.pins else packed)
+            if type(batch) is Carrier:
+                crossing = batch._replace(batch=packed(batch.batch))
+            else:
+                crossing = packed(batch)
             page.begin(Stage.IDLE)
             page.made()
-            yield packed
+            yield crossing
 
     def _packer(self, worker: int) -> Callable[[Any], Parcel]:
         ring = self.ring

@@ -1,31 +1,33 @@
-"""How does the main process know what its workers have asked of a store?
+"""What did reading take, in all processes of one loader?
 
-Each worker adds to a row of its own in shared memory, batch by batch, so that the counts are there
-also for batches that nobody received, and when a worker has ended.
+Each worker has a row of its own in shared memory, which it adds to when something happens: nothing
+travels with batches, so that the counts are there also for batches that nobody received, and when
+a worker has ended.
 """
 
 from __future__ import annotations
 
 import torch
 
-from shardloader.reading.traffic import Traffic
+from shardloader.reading.counts import NUM_COUNTS, CountRow, Counts
 
 
 class Tally:
-    """The traffic of all workers of a loader, since it was made. It travels to them."""
+    """The counts of a loader's processes, since it was made. It travels to its workers.
+
+    own: of this process.
+    """
 
     def __init__(self, num_workers: int) -> None:
-        # requests, received bytes
-        rows = torch.zeros((num_workers, 2), dtype=torch.int64)
+        rows = torch.zeros((num_workers, NUM_COUNTS), dtype=torch.int64)
         self._rows = rows.share_memory_()  # type: ignore[no-untyped-call]
+        self.own = CountRow()
 
-    def add(self, worker: int, traffic: Traffic) -> None:
-        """Called by that worker alone."""
-        row = self._rows[worker]
-        row += torch.tensor([traffic.requests, traffic.received_bytes])
+    def of_worker(self, worker: int) -> CountRow:
+        """A worker's row, for that worker alone."""
+        return CountRow(self._rows[worker].numpy())
 
     @property
-    def traffic(self) -> Traffic:
+    def counts(self) -> Counts:
         """The sum of all rows."""
-        requests, received_bytes = self._rows.sum(dim=0).tolist()
-        return Traffic(requests=requests, received_bytes=received_bytes)
+        return self.own.now.plus(Counts._make(self._rows.sum(dim=0).tolist()))

@@ -50,7 +50,8 @@ def absent(ranks: Sequence[int], seconds: float) -> str:
     return (
         f"all ranks of the data-parallel group start an epoch together, and after {seconds:g} s "
         f"{_ranks(ranks)} had not: iterate the loader on all ranks or on none (is it only one rank "
-        "that evaluates?), and look whether those ranks have ended or hang"
+        "that evaluates?), look whether those ranks have ended or hang, and where topology= is "
+        "given let no two data-parallel ranks give the same rank"
     )
 
 

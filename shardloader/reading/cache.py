@@ -158,7 +158,7 @@ class Cache:
         """
         use = Use(make_way, patience_s, diary or Diary())
         found, is_new = self._kept(origin, use, unpack=True)
-        use.diary.count(cache_hits=int(not is_new), cache_misses=int(is_new))
+        use.diary.counts.add(cache_hits=int(not is_new), cache_misses=int(is_new))
         return found
 
     def file(

@@ -15,6 +15,7 @@ from shardloader.errors import ManifestError, ShardError, UsageError, WorldError
 from shardloader.format.damage import UNREADABLE
 from shardloader.format.manifest import Manifest
 from shardloader.reading.cache import DEFAULT, cache_for, default_cache
+from shardloader.reading.counts import Counts
 from shardloader.reading.indexing import (
     existing_manifest,
     index_on_first_use,
@@ -25,12 +26,12 @@ from shardloader.reading.indexing import (
 from shardloader.reading.remote_source import no_manifest, place_of
 from shardloader.reading.source import Source, earlier_manifest_name, find_shards
 from shardloader.reading.store import read_file
-from shardloader.reading.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardloader.reading.cache import Cache
+    from shardloader.reading.counts import CountRow
     from shardloader.reading.source import PathText, SourceText
 
 logger = logging.getLogger("shardloader")
@@ -65,10 +66,19 @@ class Catalog:
         return self.manifest.num_shards
 
     @property
-    def traffic(self) -> Traffic:
-        """What this process has asked of the dataset's store, if it has one."""
+    def counts(self) -> Counts:
+        """What was asked of the dataset's store to open it, if it has one."""
         store = self.source.store
-        return Traffic() if store is None else store.meter.traffic
+        return Counts() if store is None else store.counts.now
+
+    def counted_in(self, counts: CountRow) -> Catalog:
+        """The same for a reader; what is asked of the store counts elsewhere."""
+        source = self.source
+        if source.store is None:
+            return self
+        store = source.store.counted_in(counts)
+        index_store = None if source.index_store is None else store  # indexes lie beside shards
+        return replace(self, source=replace(source, store=store, index_store=index_store))
 
     def shard_path(self, shard: int) -> str:
         """Give the path of a shard, by its number in the manifest."""

@@ -1,9 +1,9 @@
-"""What is a process that reads doing now, and what did it count?
+"""What is a process that reads doing now?
 
 Each thread has a page: a few numbers that say what it does, written in well under a microsecond
 and never read by it. The page of a worker's main thread lies in memory that the main process sees,
 so that a stall explains itself while the worker is stuck. Who looks may find a page half written,
-and looks again. Counts are kept until they are taken, to travel with a batch.
+and looks again. With the pages goes the row that the process counts in.
 
 A page knows numbers of shards and samples; what they are called is known to whoever looks.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from shardloader.reading.counts import NOTHING, Counts
+from shardloader.reading.counts import CountRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +26,6 @@ NUM_WORDS: Final = 8  # int64 each, of a page
 _TURN, _STAGE, _SHARD, _INDEX, _DONE, _TOTAL, _SINCE, _MADE = range(NUM_WORDS)
 _LOOKS: Final = 100  # at a page that is being written
 UNKNOWN: Final = -1
-_NONE_ELSE: Final = NOTHING[1:]
 
 
 class Stage(IntEnum):
@@ -159,19 +158,21 @@ class Page:
 
 
 class Diary:
-    """The pages and counts of one process.
+    """The pages of one process, and where it counts.
 
     memory: int64 [NUM_WORDS], where the thread that makes the diary has its page; None for memory
-    of its own. A copy that travels to another process is an empty one.
+    of its own, as with counts. A copy that travels to another process is an empty one.
     """
 
     def __init__(
-        self, memory: Any = None, *, clock_ns: Callable[[], int] = time.monotonic_ns
+        self,
+        memory: Any = None,
+        *,
+        counts: CountRow | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._clock_ns = clock_ns
-        self._counts = NOTHING
-        self._field_bytes = 0
-        self._lock = threading.Lock()
+        self.counts = CountRow() if counts is None else counts
         own = Page(_own_memory() if memory is None else memoryview(memory), clock_ns)
         self._pages = {threading.get_ident(): own}
 
@@ -197,24 +198,6 @@ class Diary:
         self._pages = {ident: page for ident, page in self._pages.items() if ident in alive}
         for page in {here: self.page, **self._pages}.values():
             page.start_pass()
-
-    def count(self, **more: int) -> None:
-        """Add to the counts, by their names."""
-        with self._lock:
-            self._counts = self._counts.plus(Counts(**more))
-
-    def read_bytes(self, num_bytes: int) -> None:
-        """Count bytes of fields; for the thread that takes the counts."""
-        self._field_bytes += num_bytes
-
-    def taken(self) -> Counts:
-        """What was counted since the last call."""
-        field_bytes, self._field_bytes = self._field_bytes, 0
-        if self._counts is NOTHING:
-            return tuple.__new__(Counts, (field_bytes, *_NONE_ELSE))  # three times as quick
-        with self._lock:
-            counts, self._counts = self._counts, NOTHING
-        return counts.plus(Counts(field_bytes))
 
 
 def _own_memory() -> memoryview:

@@ -30,6 +30,7 @@ from shardloader.errors import (
 )
 from shardloader.format.urls import HIDDEN, without_secrets
 from shardloader.reading.clients import EXTRAS, HTTP, new_client
+from shardloader.reading.counts import CountRow
 from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.faults import (
     Failure,
@@ -42,7 +43,6 @@ from shardloader.reading.faults import (
     underlying,
 )
 from shardloader.reading.patience import OPTION, Attempts, Patience, one_request
-from shardloader.reading.traffic import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -86,11 +86,11 @@ class FileStatus:
 class Store:
     """A folder on a remote store, and the options that fsspec's file system is made with.
 
-    An option "patience" is a mapping of what Patience has. meter: counts what this process asks of
-    it. It travels to other processes without its client and its counts. Its repr shows no secret.
+    An option "patience" is a mapping of what Patience has. counts: of what is asked of it.
+    It travels to other processes without its client and its counts. Its repr shows no secret.
     """
 
-    __slots__ = ("_client", "_options", "_url", "meter", "patience")
+    __slots__ = ("_client", "_options", "_url", "counts", "patience")
 
     def __init__(
         self, url: str, options: Mapping[str, Any] | None = None, patience: Patience | None = None
@@ -99,7 +99,7 @@ class Store:
         self._options = dict(options or {})
         given = self._options.pop(OPTION, None)
         self.patience = Patience.of(given) if patience is None else patience
-        self.meter = Meter()
+        self.counts = CountRow()
         self._client: tuple[int, Any] | None = None
 
     def __repr__(self) -> str:
@@ -107,6 +107,12 @@ class Store:
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Store, (self._url, self._options, self.patience))
+
+    def counted_in(self, counts: CountRow) -> Store:
+        """The same folder, by the same client; what is asked of it counts elsewhere."""
+        twin = Store(self._url, self._options, self.patience)
+        twin._client, twin.counts = self._client, counts
+        return twin
 
     @property
     def name(self) -> str:
@@ -181,14 +187,14 @@ class Store:
             if failure.trouble is Trouble.DENIED and not is_new:
                 logger.info("%s: %s; trying with a new client", shown, failure.words)
                 is_new, self._client = True, None
-                diary.count(retries=1)
+                self.counts.add(retries=1)
                 continue
             is_passing = failure.trouble is Trouble.PASSING
             wait = attempts.wait_s(failure.asked_s) if is_passing else None
             if wait is None:
                 raise error_of(shown, failure, attempts.made, wanted)
             logger.info("%s: %s; trying again in %.3g s", shown, failure.words, wait)
-            diary.count(retries=1)
+            self.counts.add(retries=1)
             with diary.page.within(Stage.RETRYING):
                 time.sleep(wait)
 
@@ -196,7 +202,7 @@ class Store:
         try:
             client = self._client_here()
             with one_request(self._host, self.patience):
-                self.meter.add(requests=1)
+                self.counts.add(store_requests=1)
                 answer = request(client)
         except (ShardLoaderError, MemoryError):
             raise
@@ -205,7 +211,7 @@ class Store:
             words = self._words_of(underlying(error))
             return None, Failure(trouble_of(error), words, retry_after_of(error))
         if isinstance(answer, bytes):
-            self.meter.add(received_bytes=len(answer))
+            self.counts.add(store_received_bytes=len(answer))
         return answer, None
 
     @property
@@ -395,7 +401,7 @@ class RemoteFile:
                     first=b"" if start else body,
                 )
             logger.info("%s: %d of %d bytes came; asking again", self.name, len(body), stop - start)
-            self.diary.count(retries=1)
+            self.store.counts.add(retries=1)
             with self.diary.page.within(Stage.RETRYING):
                 time.sleep(wait)
 

@@ -45,6 +45,7 @@ def test_a_difference_in_any_field_is_told_with_its_ranks_and_a_way_out(name):
 def test_those_who_did_not_come_are_named_in_runs():
     assert "after 3 s ranks 1, 4-6 had not" in absent([1, 4, 5, 6], 3.0)
     assert "after 0.5 s rank 2 had not" in absent([2], 0.5)
+    assert "let no two data-parallel ranks give the same rank" in absent([2], 0.5)
 
 
 def outcomes(tmp_path, cases: list[list[dict[str, Any]]]) -> list[list[str]]:

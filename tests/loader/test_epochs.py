@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 
 import shardloader as sl
+from shardloader.loader import progress
 from tests.corpora import content, contents, each_once, kept_corpus, loader_of, valid_of
 
 COUNTS = (5, 0, 4, 7)
@@ -362,3 +363,13 @@ def test_steps_skipped_at_the_start_of_an_epoch_are_those_it_would_have_begun_wi
         loader.load_state_dict(first.state_dict())
     skipping.skip(2)
     assert contents(skipping) == contents(whole)[2:]
+
+
+def test_a_topology_of_more_ranks_than_there_are_processes_is_told_once(caplog, monkeypatch):
+    monkeypatch.setattr(progress, "group_size", lambda: 2)
+    loader = loader_of(kept_corpus(COUNTS), batch_size=2, world_size=4)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            list(loader)
+    (message,) = messages(caplog)
+    assert "4 ranks and torch.distributed 2 processes" in message

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import threading
 
+import numpy as np
 import pytest
 
-from shardloader.loader.meter import Feed, Meter, middle_of, place_of, quantile
+from shardloader.loader.meter import Feed, Meter, middle_of, places_of, quantile
 
 
 class Clock:
@@ -22,11 +24,12 @@ class Clock:
 def metered(*steps):
     """A meter that saw steps of (seconds waited, seconds computed)."""
     clock = Clock()
-    meter, came = Meter(clock), None
+    meter = Meter(clock)
+    meter.begin(clock.now)
     for waited, computed in steps:
         asked = clock.now
         clock.now += waited
-        came = meter.received(asked, came)
+        meter.received(asked)
         clock.now += computed
     return meter
 
@@ -56,12 +59,12 @@ def test_rates_are_of_the_time_that_iterators_ran():
 def test_time_between_two_iterators_counts_nothing():
     clock = Clock()
     meter = Meter(clock)
-    clock.now += 2
-    meter.received(100.0, None)
-    clock.now += 1000  # an evaluation, say
-    asked = clock.now
-    clock.now += 3
-    meter.received(asked, None)
+    for waited in (2, 3):
+        asked = clock.now
+        meter.begin(asked)
+        clock.now += waited
+        meter.received(asked)
+        clock.now += 1000  # an evaluation, say
     assert meter.feed(samples=0, field_bytes=0, num_ready=0).wall_s == 5
 
 
@@ -75,9 +78,9 @@ def test_quantiles_are_those_of_all_waits_to_six_percent(share):
 
 
 def test_a_place_holds_its_middle_and_places_are_in_order():
-    places = [place_of(middle_of(place)) for place in range(1, 272)]
-    assert places == list(range(1, 272))
-    assert place_of(1e-9) == 0
+    middles = np.array([middle_of(place) for place in range(1, 272)])
+    assert places_of(middles).tolist() == list(range(1, 272))
+    assert places_of(np.array([0.0, 1e-9, 1e12])).tolist() == [0, 0, 271]
     assert middle_of(0) == 0.0
 
 
@@ -85,18 +88,40 @@ def test_what_came_since_an_earlier_value_is_of_those_steps_alone():
     clock = Clock()
     meter = Meter(clock)
 
-    def step(waited, came):
+    def step(waited):
         asked = clock.now
         clock.now += waited
-        return meter.received(asked, came)
+        meter.received(asked)
 
-    came = step(10.0, None)
+    meter.begin(clock.now)
+    step(10.0)
     earlier = meter.feed(samples=4, field_bytes=40, num_ready=0)
     for _ in range(3):
         clock.now += 1.0
-        came = step(1.0, came)
+        step(1.0)
     now = meter.feed(samples=16, field_bytes=160, num_ready=2).since(earlier)
     assert (now.steps, now.wait_s, now.wall_s, now.samples, now.num_ready) == (3, 3, 6, 12, 2)
     assert now.wait_share == 0.5
     assert now.p99_wait_s == pytest.approx(1.0, rel=0.07)
     assert now.since(Feed()).steps == 3
+
+
+def test_no_wait_is_lost_or_counted_twice_while_others_look():
+    meter, over = Meter(lambda: 1.0), threading.Event()
+    seen = [0]
+
+    def look():
+        while not over.is_set():
+            seen.append(meter.feed(samples=0, field_bytes=0, num_ready=0).steps)
+
+    others = [threading.Thread(target=look) for _ in range(2)]
+    for other in others:
+        other.start()
+    for _ in range(20_000):
+        meter.received(0.5)
+    over.set()
+    for other in others:
+        other.join()
+    feed = meter.feed(samples=0, field_bytes=0, num_ready=0)
+    assert (feed.steps, feed.wait_s, sum(feed.waits)) == (20_000, 10_000.0, 20_000)
+    assert max(seen) <= 20_000

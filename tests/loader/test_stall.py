@@ -15,7 +15,8 @@ import pytest
 
 import shardloader as sl
 from shardloader.loader import progress
-from shardloader.loader.stall import OF_STAGES, Vigil, told
+from shardloader.loader.iterator import LoaderIterator
+from shardloader.loader.stall import OF_STAGES, Vigil, Wait, tell_over, told
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.pool import ShardPool
@@ -91,7 +92,7 @@ def test_a_transform_that_hangs_is_named_with_worker_shard_and_sample(way, heard
         **way,
     )
     batches = iter(loader)
-    listener.ask = batches._wait.told
+    listener.ask = batches._wait.words
     plain = loader_of(kept_corpus(COUNTS), batch_size=2, shuffle=False)
     assert contents(batches) == contents(plain)
     text = listener.words[0]
@@ -108,13 +109,13 @@ def test_a_store_that_hangs_is_named_with_the_url_and_without_its_secret(way, he
             f"{served.url}/?key={SECRET}",
             batch_size=2,
             shuffle=False,
-            cache=sl.Cache(tmp_path, max_bytes="10MB"),
+            cache=sl.Cache(tmp_path, max_bytes="10MB", prefetch_bytes=0),  # who needs it fetches it
             stall_s=0.4,
             **way,
         )
         served.faults["GET", "shard-0002.tar"] = ["stall"]
         batches = iter(loader)
-        listener.ask = batches._wait.told
+        listener.ask = batches._wait.words
         assert len(contents(batches)) == 6
         size = (kept_corpus(COUNTS) / "shard-0002.tar").stat().st_size
         text = listener.words[0]
@@ -159,22 +160,25 @@ def test_a_stall_is_told_once_and_that_it_is_over(caplog):
     described = threading.Semaphore(0)
     times = iter([10.0, 10.6])
 
-    def describe():
-        described.release()
-        return "for nothing"
+    class ForNothing(Wait):
+        def words(self):
+            described.release()
+            return "for nothing"
 
-    vigil = Vigil(0.05, describe, lambda: next(times, 11.0))
+    wait = ForNothing()
+    wait.asked = 9.0
+    vigil = Vigil(wait, 0.05, lambda: next(times, 11.0))
     with caplog.at_level(logging.WARNING, "shardloader"):
-        vigil.asked = 9.0
         assert described.acquire(timeout=PATIENCE_S)
         assert not described.acquire(timeout=0.3)  # it looked again, some times
-        vigil.came(7)
-        vigil.came(8)  # nobody waits
         vigil.end()
+        assert wait.told == 9.0
+        tell_over(7, 2.5)
     told_of = [record.getMessage() for record in caplog.records]
-    assert told_of[0] == "the training loop waits since 1.0 s: for nothing"
-    assert told_of[1].startswith("batch 7 of this pass came after")
-    assert len(told_of) == 2
+    assert told_of == [
+        "the training loop waits since 1.0 s: for nothing",
+        "batch 7 of this pass came after 2.5 s; the run goes on",
+    ]
 
 
 def test_who_got_an_error_waits_no_more(heard, tmp_path):
@@ -188,9 +192,26 @@ def test_who_got_an_error_waits_no_more(heard, tmp_path):
     with pytest.raises(sl.DataError):
         next(batches)
     before = len(listener.words)
-    assert batches._vigil.asked is None
+    assert batches._wait.asked is None
     threading.Event().wait(0.05)  # some looks
     assert len(listener.words) == before
+
+
+def test_short_iterators_leave_no_threads_and_no_pages_behind():
+    loader = loader_of(kept_corpus(COUNTS), batch_size=2)
+    before = threading.active_count()
+    for _ in range(200):
+        next(iter(loader))
+    ended = threading.Event()
+    deadline = time.monotonic() + PATIENCE_S
+    while threading.active_count() > before:
+        assert not ended.wait(0.002)
+        assert time.monotonic() < deadline
+    gc.collect()
+    assert not [each for each in gc.get_objects() if type(each) in {LoaderIterator, Wait}]
+    assert loader.stats().feed.steps == 200
+    diary = loader._engine._made[0].diary
+    assert len(diary.pages()) == 1
 
 
 def test_there_are_words_for_everything_that_may_be_done():
@@ -212,7 +233,7 @@ def test_a_limit_that_is_none_is_refused(stall_s):
         loader_of(kept_corpus(COUNTS), stall_s=stall_s)
 
 
-def test_counts_of_workers_come_with_their_batches_and_what_is_ready_is_told(tmp_path):
+def test_what_a_worker_read_counts_before_its_batch_is_received_and_what_is_ready_is_told(tmp_path):
     go = tmp_path / "go"
     loader = loader_of(
         kept_corpus(COUNTS),
@@ -237,7 +258,8 @@ def test_counts_of_workers_come_with_their_batches_and_what_is_ready_is_told(tmp
     list(plain)
     assert rest.reading == plain.stats().reading
     assert rest.feed.samples == 12
-    assert 0 < first.reading.field_bytes < rest.reading.field_bytes
+    a_sample = bytes_of_fields(kept_corpus(COUNTS)) / sum(COUNTS)
+    assert 3 * a_sample < first.reading.field_bytes < rest.reading.field_bytes
     assert rest.to_dict()["field_bytes"] == rest.reading.field_bytes
     assert rest.reading.field_bytes == bytes_of_fields(kept_corpus(COUNTS))
 

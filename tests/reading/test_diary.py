@@ -7,15 +7,9 @@ import pickle
 import threading
 from contextlib import suppress
 
-import pytest
-
-from shardloader.errors import StoreError
 from shardloader.reading.cache import Cache
-from shardloader.reading.counts import NOTHING, Counts
+from shardloader.reading.counts import Counts
 from shardloader.reading.diary import UNKNOWN, Diary, Page, Stage
-from shardloader.reading.patience import Patience
-from shardloader.reading.remote import Store
-from tests.reading.http_store import HttpStore
 from tests.reading.origins import MB, origin_of
 
 
@@ -72,27 +66,20 @@ def test_a_pass_that_starts_has_made_nothing_and_forgets_threads_that_have_ended
     assert diary.page.read().shard == UNKNOWN
 
 
-def test_counts_are_taken_once_and_by_name():
-    diary = Diary()
-    diary.count(cache_hits=1)
-    diary.count(cache_hits=2, retries=1)
-    diary.read_bytes(10)
-    diary.read_bytes(5)
-    assert diary.taken() == Counts(field_bytes=15, cache_hits=3, retries=1)
-    assert diary.taken() == NOTHING
-
-
 def test_a_copy_for_another_process_is_empty():
     diary = Diary()
-    diary.count(retries=1)
-    assert pickle.loads(pickle.dumps(diary)).taken() == NOTHING
+    diary.counts.add(retries=1)
+    diary.page.begin(Stage.OPENING, shard=1)
+    copy = pickle.loads(pickle.dumps(diary))
+    assert copy.counts.now == Counts()
+    assert copy.page.read().shard == 0
 
 
 def test_the_cache_counts_what_it_had_and_what_it_had_to_write(tmp_path):
     cache, diary = Cache(tmp_path, max_bytes=20 * MB), Diary()
     for number in (0, 1, 0):
         cache.tar(origin_of(number), diary=diary)
-    assert diary.taken() == Counts(cache_hits=1, cache_misses=2)
+    assert diary.counts.now == Counts(cache_hits=1, cache_misses=2)
 
 
 def test_who_waits_for_room_in_the_cache_says_so(tmp_path):
@@ -133,18 +120,4 @@ def test_who_waits_for_another_writer_says_that_it_waits_for_a_lock(tmp_path):
     go.set()
     for thread in (writer, other):
         thread.join(60)
-    assert diary.taken() == Counts(cache_hits=1)  # it wrote nothing
-
-
-def test_requests_that_are_made_again_are_counted():
-    with HttpStore({"c/a.tar": b"0" * 100}.get) as served:
-        diary = Diary()
-        served.faults["GET", "c/a.tar"] = ["503", "503"]
-        patience = Patience(attempts=3, first_s=0.001)
-        store = Store(f"{served.url}/c", patience=patience)
-        assert store.at("a.tar", diary).whole() == b"0" * 100
-        assert diary.taken() == Counts(retries=2)
-        served.faults["GET", "c/a.tar"] = ["503"] * 3
-        with pytest.raises(StoreError):
-            store.at("a.tar", diary).whole()
-        assert diary.taken() == Counts(retries=2)
+    assert diary.counts.now == Counts(cache_hits=1)  # it wrote nothing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 
 import aiohttp
@@ -14,11 +13,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from shardloader.errors import MissingExtraError, StoreError, UsageError, WorldError
 from shardloader.reading import remote
 from shardloader.reading.clients import client_options
+from shardloader.reading.counts import CountRow, Counts
 from shardloader.reading.patience import Patience
 from shardloader.reading.remote import ShortBodyError, Store
-from shardloader.reading.traffic import Traffic
 from tests.reading.http_store import HttpStore
-from tests.reading.origins import FORK
 
 QUICK = Patience(attempts=4, first_s=0.01, longest_s=0.02)
 CONTENT = bytes(range(256)) * 40
@@ -123,19 +121,28 @@ def test_a_server_that_says_when_is_asked_again_then(server, monkeypatch):
         file_of(server).whole()
 
 
-def test_requests_and_bytes_are_counted_by_process(server):
+def test_requests_bytes_and_retries_are_counted_where_they_are_made(server):
     store = file_of(server).store
     server.faults["GET", "corpus/a.tar"] = ["503"]
     assert store.at("a.tar").whole() == CONTENT
     assert store.at("a.tar").status().size == len(CONTENT)
-    told = Traffic(requests=3, received_bytes=len(CONTENT))
-    assert store.meter.traffic == told
-    assert pickle.loads(pickle.dumps(store)).meter.traffic == Traffic()
-    process = FORK.Process(target=lambda: os._exit(store.meter.traffic.requests))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    assert store.meter.traffic == told
+    told = Counts(store_requests=3, store_received_bytes=len(CONTENT), retries=1)
+    assert store.counts.now == told
+    assert pickle.loads(pickle.dumps(store)).counts.now == Counts()
+    elsewhere = CountRow()
+    assert store.counted_in(elsewhere).at("a.tar").whole() == CONTENT
+    assert elsewhere.now == Counts(store_requests=1, store_received_bytes=len(CONTENT))
+    assert store.counts.now == told
+
+
+def test_requests_that_fail_for_good_are_counted_too(server):
+    file = file_of(server)
+    server.faults["GET", "corpus/a.tar"] = ["503"] * 20
+    with pytest.raises(StoreError):
+        file.whole()
+    counts = file.store.counts.now
+    assert counts.store_requests == counts.retries + 1
+    assert counts.store_received_bytes == 0
 
 
 def test_a_server_that_cannot_be_reached_is_an_error_that_names_it(server):

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tools.train import parsed
+from tests.corpora import kept_corpus
+from tools.train import CONTEXT, END, loader_of, parsed
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "tools/launch"
@@ -101,6 +102,13 @@ def test_torchrun_and_the_training_script_take_what_they_are_given():
     assert Path(options.training_script).resolve() == ROOT / "tools/train.py"
     trained = parsed(options.training_script_args)
     assert (trained.shards, trained.cache) == ("s3://bucket/corpus", Path("/nvme"))
+
+
+def test_the_script_learns_the_bytes_of_the_field_that_is_named(tmp_path):
+    options = ["--field", "txt", "--num-workers", "0", "--batch-size", "3"]
+    batch = next(iter(loader_of(parsed([str(kept_corpus((6,))), str(tmp_path), *options]))))
+    assert batch["tokens"].shape == (3, CONTEXT + 1)
+    assert all(bytes(row[row < END].tolist()).decode() for row in batch["tokens"])
 
 
 class Slurm:

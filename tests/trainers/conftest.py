@@ -1,4 +1,4 @@
-"""The ranks that a module's tests launch one after another."""
+"""The ranks that tests launch one after another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
     """They share what is imported, and nothing else."""
     ranks = Ranks()

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "trainers.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+# What logs is tried by tests/integrations.
+SCRIPTS, LOGGING = PAGE.read_text().split("## Log how the loop is fed")
+BLOCKS = re.findall(r"```python\n(.*?)```", SCRIPTS, flags=re.DOTALL)
 
 
 def lines(text: str) -> list[str]:
@@ -33,6 +35,13 @@ def test_every_script_of_the_page_is_run_by_a_test(number):
     scripts = {path.name: lines(path.read_text()) for path in HERE.glob("*.py")}
     found = [name for name, script in scripts.items() if stands_in(lines(BLOCKS[number]), script)]
     assert found, BLOCKS[number]
+
+
+def test_the_callbacks_that_log_are_imported_as_their_test_does():
+    tried = lines((HERE.parent / "integrations" / "test_feed_loggers.py").read_text())
+    imports = [line for line in lines(LOGGING) if line.startswith("from ")]
+    assert len(imports) == 2
+    assert set(imports) <= set(tried)
 
 
 def test_each_trainer_has_its_script():
