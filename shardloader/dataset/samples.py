@@ -19,7 +19,7 @@ from shardloader.errors import (
     ShardLoaderError,
     StoreError,
 )
-from shardloader.reading.cached_sizes import goes_through_cache
+from shardloader.reading.cached_sizes import any_goes_through_cache
 from shardloader.reading.columns import Spans, column_of, is_quick
 from shardloader.reading.decode import located
 from shardloader.reading.diary import Diary, Stage
@@ -68,9 +68,7 @@ class SampleReader:
         self.diary = Diary() if diary is None else diary
         catalog = recipe.catalog.counted_in(self.diary.counts)
         self._ahead = None
-        if catalog.cache is not None and any(
-            goes_through_cache(catalog, shard) for shard in range(catalog.num_shards)
-        ):
+        if catalog.cache is not None and any_goes_through_cache(catalog):
             share = catalog.cache.bytes_ahead // num_readers
             self._ahead = Prefetcher(catalog, share_bytes=share, counts=self.diary.counts)
         self._pool = ShardPool(

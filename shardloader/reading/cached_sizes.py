@@ -38,6 +38,14 @@ def goes_through_cache(catalog: Catalog, shard: int) -> bool:
     return is_packed(catalog.manifest.names[shard])
 
 
+def any_goes_through_cache(catalog: Catalog) -> bool:
+    """Whether one of the shards does: some ten milliseconds for a million of them."""
+    if catalog.cache is None or catalog.source.store is not None or catalog.cache.copy_local:
+        return catalog.cache is not None and catalog.num_shards > 0
+    told = "\n".join(catalog.manifest.names).lower() + "\n"
+    return any(f"{suffix}\n" in told for suffix in PACKED_SUFFIXES)
+
+
 def is_packed(name: str) -> bool:
     """Whether a shard is compressed, as far as its name tells."""
     return name.lower().endswith(PACKED_SUFFIXES)
@@ -46,6 +54,8 @@ def is_packed(name: str) -> bool:
 def cached_bytes(catalog: Catalog) -> NDArray[np.int64]:
     """Bytes in the cache of each shard with its index, int64 [shards]; 0 if it is not cached."""
     manifest = catalog.manifest
+    if not any_goes_through_cache(catalog):
+        return np.zeros(catalog.num_shards, dtype=np.int64)
     shards = range(catalog.num_shards)
     cached = np.fromiter((goes_through_cache(catalog, n) for n in shards), bool, len(shards))
     sizes = np.where(cached, manifest.sizes, 0)
