@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardloader.format.manifest import Manifest
     from shardloader.planning.history import EpochAudit, Fault, History
+    from shardloader.reading.catalog import Catalog
 
 EPILOG = """\
 LOGS is the folder that was given to loader.log_samples(folder): one file a rank and launch. With
 SRC, the dataset that was read, every logged row is compared with the plan for its rank and step;
-the manifest is enough, no shard is read. What an attempt read at or after the place where a later
-attempt starts was rolled back with the model; it is superseded, and counts no more. Exit code 1
-if a sample is missing, was repeated as valid, is unknown or not where the plan has it, if a rank
-left no log, or if two epochs were read in the same order. What even="drop" leaves out or
-loader.skip skipped is no fault, nor is a sample that was bad, under on_error="skip", or refused by
-the transform: it was come to, and it is counted. With steps_per_epoch it counts passes over the
-data, the last of which need not be whole.
+the manifest is enough, no shard is read. Where shards were appended meanwhile, an epoch is compared
+with the dataset that it was read from, whose manifest was kept. What an attempt read at or after
+the place where a later attempt starts was rolled back with the model; it is superseded, and counts
+no more. Exit code 1 if a sample is missing, was repeated as valid, is unknown or not where the plan
+has it, if a rank left no log, or if two epochs were read in the same order. What even="drop" leaves
+out or loader.skip skipped is no fault, nor is a sample that was bad, under on_error="skip", or
+refused by the transform: it was come to, and it is counted. With steps_per_epoch it counts passes
+over the data, the last of which need not be whole.
 
 example:
   shardloader audit logs/ corpus/
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Audit, and return 1 if there is a fault."""
-    history = audit_logs(options.logs, _manifest(options), watch=_bar)
+    history = audit_logs(options.logs, _dataset(options), watch=_bar)
     faults = history.faults(unfinished=options.unfinished)
     if options.json:
         report.print_json(_document(history, faults))
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if faults else 0
 
 
-def _manifest(options: argparse.Namespace) -> Manifest | None:
+def _dataset(options: argparse.Namespace) -> Catalog | None:
     if options.source:
         source = one_dataset(options.source)
         return open_catalog(
@@ -86,7 +87,7 @@ def _manifest(options: argparse.Namespace) -> Manifest | None:
             index_dir=options.index_dir,
             may_index=False,
             storage_options=options.storage_options,
-        ).manifest
+        )
     if options.index_dir is not None:
         raise UsageError("--index-dir says where a dataset's manifest lies: give SRC with it")
     return None

@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any, Final
 from shardloader.cli import report
 from shardloader.cli.info import field_uses
 from shardloader.cli.sources import (
-    HELP,
+    HELP_OR_URL,
     add_cache,
     add_index_dir,
+    add_storage_options,
     at_least_one,
     cache_of,
     one_dataset,
 )
 from shardloader.errors import ShardLoaderError, UsageError, WorldError
-from shardloader.format.index import SampleIndex
 from shardloader.order.window import DEFAULT_WINDOW
 from shardloader.planning.recommend import Measured, Measurement, Setting, recommend
 from shardloader.reading.catalog import open_catalog
-from shardloader.reading.store import map_file
+from shardloader.reading.indexing import index_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,8 +73,9 @@ _FORKED_FROM: Final = "shardloader.loader.measure"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `bench`."""
-    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP)
+    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP_OR_URL)
     add_index_dir(parser)
+    add_storage_options(parser)
     add_cache(parser)
     _add_what_is_read(parser)
     varied = parser.add_argument_group("what is compared")
@@ -132,12 +133,11 @@ def _add_what_is_read(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure, and say what comes out."""
     catalog = open_catalog(
-        one_dataset(options.source), index_dir=options.index_dir, cache=cache_of(options)
+        one_dataset(options.source),
+        index_dir=options.index_dir,
+        cache=cache_of(options),
+        storage_options=options.storage_options,
     )
-    if catalog.source.store is not None:
-        raise UsageError(
-            f"bench measures local datasets, and {catalog.location} is remote: give a local copy"
-        )
     if catalog.manifest.num_samples == 0:
         raise UsageError(f"{catalog.location} has no samples, and there is nothing to measure")
     cores = len(os.sched_getaffinity(0))
@@ -178,6 +178,7 @@ def _measure_all(
         "source": one_dataset(options.source),
         "index_dir": options.index_dir,
         "cache": cache_of(options),
+        "storage_options": options.storage_options,
         "fields": options.fields,
         "window": options.window,
         "seconds": seconds,
@@ -323,8 +324,8 @@ def _document(
 def _sample_bytes(catalog: Catalog, fields: Sequence[str] | None) -> float:
     """The mean bytes of a sample's fields, from some indexes."""
     every = max(1, catalog.num_shards // report.SOME)
-    paths = [catalog.index_path(number) for number in range(0, catalog.num_shards, every)]
-    indexes = [SampleIndex.from_buffer(map_file(path), name=path) for path in paths]
+    names = catalog.manifest.names[::every]
+    indexes = [each for name in names if (each := index_at(catalog.source, name)) is not None]
     total = sum(
         use.mean * use.num_samples
         for use in field_uses(indexes)

@@ -8,21 +8,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardloader.cli import report
-from shardloader.cli.sources import HELP, add_cache, add_index_dir, at_least_one, cache_of
+from shardloader.cli.sources import (
+    HELP_OR_URL,
+    add_cache,
+    add_index_dir,
+    add_storage_options,
+    at_least_one,
+    cache_of,
+)
 from shardloader.errors import UsageError
 from shardloader.format.notices import NOTICE_KINDS, Notice
 from shardloader.reading.indexing import index_dataset
-from shardloader.reading.source import resolve
+from shardloader.reading.patterns import is_remote
+from shardloader.reading.remote_indexing import index_remote
+from shardloader.reading.remote_source import is_folder_url, place_of
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
+
+    from shardloader.format.manifest import Manifest
 
 EPILOG = """\
 Several folders are several datasets; shards, as a shell gives them for corpus/*.tar, are one
 dataset, which has indexes but no manifest on disk. A shard whose index is current is not read
 again. A shard that is no sound tar archive ends it with exit code 1. Compressed shards (.tar.gz,
 .tgz, .tar.zst) are unpacked into the node's cache, where training finds them.
+
+Shards on a store are read from there, each once, into a temporary file, --workers of them at a
+time; their indexes and the manifest are put beside them, or into --index-dir, a local folder:
+`shardloader index s3://bucket/corpus --index-dir indexes/`.
 
 example:
   shardloader index corpus/
@@ -34,8 +49,9 @@ example:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `index`."""
-    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP)
+    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP_OR_URL)
     add_index_dir(parser)
+    add_storage_options(parser)
     parser.add_argument(
         "--workers",
         type=at_least_one,
@@ -54,6 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Index every dataset, then say what is there."""
     sources = datasets(options.source)
+    if options.storage_options and not all(map(is_remote, sources)):
+        raise UsageError("--storage-options are those of a store: give URLs with it, alone")
     if len(sources) > 1 and options.index_dir is not None:
         raise UsageError(
             f"an index folder belongs to one dataset, and {len(sources)} were given with "
@@ -71,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
 
 def datasets(words: list[str]) -> list[str | list[str]]:
     """Give the datasets that the words name: each folder one, the other words one together."""
-    folders = [word for word in words if Path(word).is_dir()]
+    folders = [word for word in words if is_folder_url(word) or Path(word).is_dir()]
     others = [word for word in words if word not in folders]
     if len(others) == 1:
         return [*folders, others[0]]
@@ -79,15 +97,8 @@ def datasets(words: list[str]) -> list[str | list[str]]:
 
 
 def _indexed(source: str | list[str], options: argparse.Namespace) -> dict[str, Any]:
-    place = resolve(source, index_dir=options.index_dir)
-    manifest, notices = index_dataset(
-        source,
-        index_dir=options.index_dir,
-        num_workers=options.workers,
-        force=options.force,
-        digest=options.digest,
-        cache=cache_of(options),
-    )
+    place = place_of(source, index_dir=options.index_dir, storage_options=options.storage_options)
+    manifest, notices = _index(source, options)
     return {
         "source": place.location,
         "shards": manifest.num_shards,
@@ -109,6 +120,30 @@ def _indexed(source: str | list[str], options: argparse.Namespace) -> dict[str, 
             for notice in of_shard
         ],
     }
+
+
+def _index(
+    source: str | list[str], options: argparse.Namespace
+) -> tuple[Manifest, dict[str, tuple[Notice, ...]]]:
+    """Index a dataset where it lies."""
+    if not is_remote(source):
+        return index_dataset(
+            source,
+            index_dir=options.index_dir,
+            num_workers=options.workers,
+            force=options.force,
+            digest=options.digest,
+            cache=cache_of(options),
+        )
+    return index_remote(
+        source,
+        index_dir=options.index_dir,
+        storage_options=options.storage_options,
+        num_workers=options.workers,
+        force=options.force,
+        digest=options.digest,
+        limits=cache_of(options).limits,
+    )
 
 
 @contextmanager

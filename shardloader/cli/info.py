@@ -16,18 +16,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardloader.cli import report
-from shardloader.cli.sources import HELP, add_index_dir, one_dataset
-from shardloader.errors import IndexFileError
+from shardloader.cli.sources import (
+    HELP_OR_URL,
+    add_index_dir,
+    add_storage_options,
+    one_dataset,
+)
+from shardloader.errors import IndexFileError, WorldError
 from shardloader.format.damage import UNREADABLE
 from shardloader.format.foreign import packing_of
-from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
 from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.planning.spread import Spread
 from shardloader.reading.catalog import MAX_CHECKED_SHARDS, Catalog, check
-from shardloader.reading.indexing import read_manifest
-from shardloader.reading.source import find_shards, resolve
-from shardloader.reading.store import map_file
+from shardloader.reading.indexing import index_at, manifest_of_indexes, read_manifest
+from shardloader.reading.remote_source import no_manifest, place_of
+from shardloader.reading.source import find_shards
 
 if TYPE_CHECKING:
     import argparse
@@ -35,12 +39,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardloader.format.index import SampleIndex
     from shardloader.reading.source import Source
 
 EPILOG = """\
 Nothing is changed: where indexes are missing, it names the command that makes them. Fields and
 example keys are taken from the first indexes, and it says from how many. Exit code 1 where a shard
-that the manifest lists is gone or has another size.
+that the manifest lists is gone or has another size. Of a remote dataset manifest and indexes are
+told; its shards are not looked for (`shardloader verify` does).
 
 example:
   shardloader info corpus/
@@ -64,13 +70,20 @@ class FieldUse:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `info`."""
-    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP)
+    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP_OR_URL)
     add_index_dir(parser)
+    add_storage_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Say what is there."""
-    place = resolve(one_dataset(options.source), index_dir=options.index_dir)
+    place = place_of(
+        one_dataset(options.source),
+        index_dir=options.index_dir,
+        storage_options=options.storage_options,
+    )
+    if place.store is not None:
+        return _tell(_about_remote(place), as_json=options.json)
     manifest = read_manifest(place)
     on_disk = manifest is not None
     num_different = 0
@@ -84,11 +97,28 @@ def run(options: argparse.Namespace) -> int:
     document["indexes"] = len(indexed)
     document["compression"] = _packings(place, names[:MAX_CHECKED_SHARDS])
     document |= _looked_into(place, indexed[:NUM_LOOKED_INTO])
-    if options.json:
+    _tell(document, as_json=options.json)
+    return int(num_different > 0)
+
+
+def _tell(document: dict[str, Any], *, as_json: bool) -> int:
+    if as_json:
         report.print_json(document)
     else:
         _print(document)
-    return int(num_different > 0)
+    return 0
+
+
+def _about_remote(place: Source) -> dict[str, Any]:
+    """What manifest and indexes tell of a remote dataset; no shard is asked for but a few."""
+    manifest = read_manifest(place) if place.names is None else manifest_of_indexes(place)
+    if manifest is None:
+        raise no_manifest(place)
+    document = _about(place, manifest.names, manifest, has_manifest=place.names is None)
+    document["indexes"] = None if place.names is None else manifest.num_shards
+    looked_into = manifest.names[:NUM_LOOKED_INTO]
+    document["compression"] = _packings(place, looked_into)
+    return document | _looked_into(place, looked_into)
 
 
 def field_uses(indexes: Iterable[SampleIndex]) -> list[FieldUse]:
@@ -132,14 +162,26 @@ def _packings(place: Source, names: Sequence[str]) -> dict[str, int]:
     """How many shards are packed how, by their first bytes; those that can't be read are none."""
     found: Counter[str] = Counter()
     for name in names:
-        with suppress(OSError), Path(place.shard_path(name)).open("rb") as file:
-            found[packing_of(file.read(BLOCK_BYTES)) or "none"] += 1
+        with suppress(OSError, WorldError):
+            found[packing_of(_first_block(place, name)) or "none"] += 1
     return dict(sorted(found.items()))
 
 
+def _first_block(place: Source, name: str) -> bytes:
+    if place.store is not None:
+        return place.store.at(name).read(0, BLOCK_BYTES)[:BLOCK_BYTES]
+    with Path(place.shard_path(name)).open("rb") as file:
+        return file.read(BLOCK_BYTES)
+
+
 def _index(place: Source, name: str) -> SampleIndex:
-    path = place.index_path(name)
-    return SampleIndex.from_buffer(map_file(path), name=path)
+    index = index_at(place, name)
+    if index is None:
+        raise WorldError(
+            f"{place.index_path(name)}: the shard's index is not there: make it with "
+            "`shardloader index`"
+        )
+    return index
 
 
 def _manifest_of_indexes(place: Source, names: tuple[str, ...]) -> Manifest:
@@ -245,7 +287,7 @@ def _print(document: dict[str, Any]) -> None:
             ("bytes a shard", _told(document["bytes_a_shard"], report.size) or unknown),
             ("compression", _packed(document["compression"])),
             ("manifest", report.printable(document["manifest"] or "none")),
-            ("indexes", _of_all(document["indexes"], document["shards"])),
+            *_present(document),
             *([("damaged", _damaged(document["damaged"]))] if document["damaged"] else []),
             ("example keys", ", ".join(map(report.printable, document["example_keys"])) or "none"),
         )
@@ -285,6 +327,12 @@ def _damaged(listed: list[dict[str, Any]]) -> str:
         f"{report.plural(len(listed), 'shard')}, indexed for on_error='skip' up to the damage: "
         f"{report.some(list(map(report.printable, some[: report.SOME])), len(listed))}"
     )
+
+
+def _present(document: dict[str, Any]) -> list[tuple[str, str]]:
+    if document["indexes"] is None:  # of a remote folder, which is not listed
+        return []
+    return [("indexes", _of_all(document["indexes"], document["shards"]))]
 
 
 def _of_all(present: int, shards: int) -> str:

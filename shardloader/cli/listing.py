@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardloader.cli import report
 from shardloader.errors import UsageError
-from shardloader.format.index import SampleIndex
 from shardloader.order.integers import checked
-from shardloader.reading.store import map_file
+from shardloader.reading.indexing import index_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardloader.format.index import SampleIndex
     from shardloader.order.schedule import StepSamples
     from shardloader.planning.plan import Plan
     from shardloader.reading.catalog import Catalog
@@ -49,10 +48,7 @@ class Keys:
     def _read(self, shard: int) -> SampleIndex | None:
         if self._catalog is None:
             return None
-        path = self._catalog.index_path(shard)
-        if not Path(path).is_file():
-            return None
-        return SampleIndex.from_buffer(map_file(path), name=path)
+        return index_at(self._catalog.source, self._catalog.manifest.names[shard])
 
 
 def steps_to_list(plan: Plan, text: str, rank: int | None) -> tuple[Plan, range]:

@@ -22,7 +22,8 @@ SOME = 5  # of a long list, so many are shown
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 _ARGUMENT = re.compile(
-    r"\b(index_dir|grid|steps_per_epoch|max_samples|max_bytes|max_expansion|max_window|pattern)="
+    r"\b(index_dir|grid|steps_per_epoch|max_samples|max_bytes|max_expansion|max_window|pattern"
+    r"|storage_options)="
 )
 
 

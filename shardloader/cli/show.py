@@ -16,11 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardloader.cli import report
-from shardloader.cli.sources import HELP, add_index_dir, at_least_one, one_dataset
+from shardloader.cli.sources import (
+    HELP_OR_URL,
+    add_index_dir,
+    add_storage_options,
+    at_least_one,
+    one_dataset,
+)
 from shardloader.errors import DecodeError, UsageError, WorldError
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.decode import resolve
-from shardloader.reading.shard import ShardPool
+from shardloader.reading.pool import ShardPool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +63,7 @@ _LONGEST_NAME = 255  # bytes, of what a file may be called
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `show`."""
-    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP)
+    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP_OR_URL)
     parser.add_argument("--sample", type=_number, metavar="N", help="begin with this sample")
     parser.add_argument("--key", metavar="KEY", help="show the first sample with this key")
     parser.add_argument(
@@ -71,13 +77,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--extract", metavar="DIR", help="also write the fields to files there")
     add_index_dir(parser)
+    add_storage_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show what was asked for."""
-    catalog = open_catalog(one_dataset(options.source), index_dir=options.index_dir)
+    catalog = open_catalog(
+        one_dataset(options.source),
+        index_dir=options.index_dir,
+        storage_options=options.storage_options,
+    )
     wanted = None if options.fields is None else frozenset(options.fields.split(","))
-    with ShardPool(catalog) as pool:
+    with ShardPool(catalog, is_glance=True) as pool:
         first = _first(catalog, pool, options)
         stop = min(first + options.number, catalog.manifest.num_samples)
         documents = [_shown(catalog, pool, each, wanted, options) for each in range(first, stop)]

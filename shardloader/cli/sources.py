@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardloader.format.unpacking import Limits
 
 HELP = "a folder, a brace pattern such as 'corpus/{000..099}.tar', or shards"
-HELP_OR_URL = f"{HELP}; or the URL of a folder with a manifest"
+HELP_OR_URL = f"{HELP}; also by their URLs"
 
 
 def one_dataset(words: list[str]) -> str | list[str]:
@@ -59,7 +59,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache",
         metavar="DIR",
-        help="where compressed shards are unpacked (default: ~/.cache/shardloader)",
+        help="where compressed and remote shards are kept (default: ~/.cache/shardloader)",
     )
     parser.add_argument(
         "--max-bytes",

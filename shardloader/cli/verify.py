@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardloader.cli import report
 from shardloader.cli.index import datasets
-from shardloader.cli.sources import HELP, add_index_dir, add_limits, at_least_one, limits_of
+from shardloader.cli.sources import (
+    HELP_OR_URL,
+    add_index_dir,
+    add_limits,
+    add_storage_options,
+    at_least_one,
+    limits_of,
+)
 from shardloader.errors import UsageError
 from shardloader.format.findings import FAULT, LEVELS, REMARK, WARNING
 from shardloader.reading.verifying import verify_dataset
@@ -30,7 +37,8 @@ counts and digests; and its bytes where the manifest has their digests (shards o
 expected, where, and which command mends it. A fault means that samples are lost, cut or not those
 that were indexed, a warning that they may be; a remark is about a shard that reads as it should.
 Several folders are several datasets; shards, as a shell gives them for corpus/*.tar, are one,
-which has no manifest.
+which has no manifest. Of a remote dataset every shard that is listed is fetched, a process at a
+time one, into a temporary file.
 
 Exit codes: 0 no fault (with --strict: no warning either), 1 a fault, 2 wrong use, 130 interrupted;
 what was found until then is printed.
@@ -46,8 +54,9 @@ INTERRUPTED: Final = 130
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `verify`."""
-    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP)
+    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP_OR_URL)
     add_index_dir(parser)
+    add_storage_options(parser)
     parser.add_argument(
         "--jobs",
         type=at_least_one,
@@ -105,6 +114,7 @@ def _verified(source: str | list[str], options: argparse.Namespace) -> Verificat
         return verify_dataset(
             source,
             index_dir=options.index_dir,
+            storage_options=options.storage_options,
             num_processes=options.jobs,
             decode=_decoders(options),
             limits=limits_of(options),

@@ -162,7 +162,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--overwrite",
         action="store_true",
-        help="first remove the shards of this pattern that DST holds",
+        help="replace the shards of this pattern that DST holds, once the first new one is whole",
     )
     group.add_argument(
         "--append", action="store_true", help="add shards to the dataset that DST holds"

@@ -259,8 +259,10 @@ class BatchMaker:
             yield self._joined(row, keys, dict(zip(names, values, strict=True)), of)
 
     def is_slow(self, group: RowGroup) -> bool:
-        """Whether decoding costs more than handing over between threads."""
-        return group.located is not None and self._reader.is_slow(group.located.fields)
+        """Whether reading costs more than handing over between threads."""
+        return group.located is not None and (
+            self._reader.waits_for_a_store or self._reader.is_slow(group.located.fields)
+        )
 
     def _wonder_at(self, error: Exception | None) -> None:
         """Say once that columns failed where samples did not: right, and needlessly slow."""
@@ -298,6 +300,7 @@ class BatchMaker:
 
     def _one_by_one(self, row: Row) -> Any:
         """The batch of a row whose samples differ in their fields, or one of which is bad."""
+        self._reader.expect(row.shard, row.sample)
         return self._filled(self._filler.read(row))
 
     def _filled(self, filled: Filled) -> Any:

@@ -13,8 +13,8 @@ import numpy as np
 
 from shardloader.dataset.batches import row_blocks
 from shardloader.order.schedule import Schedule
+from shardloader.reading.fetching import Block
 from shardloader.reading.needs import Need
-from shardloader.reading.prefetch import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ from shardloader.order.epoch import Order
 from shardloader.order.grid import Grid
 from shardloader.order.integers import MAX_SEED, checked
 from shardloader.order.topology import Topology
-from shardloader.reading.cache import Cache
+from shardloader.reading.cache import Cache, cache_for
 from shardloader.reading.catalog import earlier
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Options:
     grid: Grid | None
     steps_per_epoch: int | None
     index_dir: str | PathLike[str] | None
-    cache: Cache | None
+    cache: Cache | str | None
     storage_options: Mapping[str, Any] | None = field(repr=False)
     on_change: str
     batch_size: int | None
@@ -100,8 +100,8 @@ class Options:
                 "storage_options= takes a mapping of fsspec's options, such as {'anon': True}, and "
                 f"was given a {type(self.storage_options).__name__}"
             )
-        if self.cache is not None and not isinstance(self.cache, Cache):
-            raise UsageError(f"cache= takes a Cache(folder, max_bytes=), and was {self.cache!r}")
+        if not isinstance(self.cache, Cache):
+            cache_for(self.cache)
 
     def _take(self, name: str, *, least: int, below: int = 2**63) -> None:
         number = checked(name, getattr(self, name), least=least, below=below)

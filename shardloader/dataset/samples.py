@@ -19,12 +19,14 @@ from shardloader.errors import (
     ShardLoaderError,
     StoreError,
 )
+from shardloader.reading.cached_sizes import goes_through_cache
 from shardloader.reading.columns import Spans, column_of, is_quick
 from shardloader.reading.decode import located
 from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.extents import locate
-from shardloader.reading.prefetch import Prefetcher, goes_through_cache
-from shardloader.reading.shard import ShardPool
+from shardloader.reading.pool import ShardPool
+from shardloader.reading.prefetch import Prefetcher
+from shardloader.reading.ranged_shard import RangedShard
 from shardloader.reading.store import files_to_keep_open
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
     from shardloader.dataset.recipe import Recipe
     from shardloader.reading.columns import Column
     from shardloader.reading.extents import Extents
-    from shardloader.reading.prefetch import Block
+    from shardloader.reading.fetching import Block
+    from shardloader.reading.ranges import Stretches
     from shardloader.reading.shard import Shard
 
 
@@ -65,7 +68,9 @@ class SampleReader:
         self.diary = Diary() if diary is None else diary
         catalog = recipe.catalog
         self._ahead = None
-        if any(goes_through_cache(catalog, shard) for shard in range(catalog.num_shards)):
+        if catalog.cache is not None and any(
+            goes_through_cache(catalog, shard) for shard in range(catalog.num_shards)
+        ):
             share = catalog.cache.bytes_ahead // num_readers
             self._ahead = Prefetcher(catalog, share_bytes=share)
         self._pool = ShardPool(
@@ -169,6 +174,26 @@ class SampleReader:
         self._pool.keep_only(np.unique(shards).tolist())
 
     @property
+    def waits_for_a_store(self) -> bool:
+        """Whether every sample is fetched when it is asked for."""
+        return self._pool.reads_by_ranges
+
+    def expect(self, shard: NDArray[np.int64], sample: NDArray[np.int64]) -> None:
+        """Fetch at once what `load` will be asked for one by one, where it comes by ranges.
+
+        What is wrong with a shard is not told here: `load` does.
+        """
+        for number in np.unique(shard).tolist() if self._pool.may_read_by_ranges else ():
+            try:
+                opened = self._opened(number)
+                if isinstance(opened, RangedShard):
+                    opened.expect(sample[shard == number], self._wanted)
+            except StoreError:
+                raise
+            except ShardLoaderError:
+                continue
+
+    @property
     def transforms(self) -> bool:
         """Whether samples are transformed."""
         return self._transformer.transforms
@@ -201,7 +226,7 @@ class SampleReader:
         self.diary.page.begin(Stage.DECODING, shards[0])
         distinct = set(shards)
         opened = self._pool.together(distinct) if len(distinct) <= self._shards_at_once else None
-        if opened is None:
+        if opened is None or any(shard.is_ranged for shard in opened.values()):
             return self._read_shard_by_shard(extents, start, stop, with_keys=with_keys)
         buffers = {number: shard.buffer for number, shard in opened.items()}
         if stop - start >= WORTH_A_TOUCH * len(opened):
@@ -224,28 +249,44 @@ class SampleReader:
     ) -> Columns:
         """The same from many shards: all open at once would be too many files, or too much cache.
 
-        The bytes are copied out of one shard after another, and decoded then.
+        Or from some that are not here: their bytes are fetched together. The bytes are copied out
+        of one shard after another, and decoded then.
         """
         shard = extents.shard[start:stop]
+        fetched = self._fetched(extents, np.arange(start, stop))
         data = np.empty((len(extents.fields), stop - start), dtype=object)
         keys = np.empty(stop - start if with_keys else 0, dtype=object)
         for number in np.unique(shard).tolist():
-            opened = self._pool[number]
             rows = np.flatnonzero(shard == number)
+            here, opened = fetched.get(number), self._pool[number]
+            if here is None and opened.is_ranged:  # it was closed meanwhile, for others
+                here = self._fetched(extents, start + rows).get(number)
+                opened = opened if here is not None else self._pool.whole(number)
+            buffer = opened.buffer if here is None else here
             for at in range(len(extents.fields)):
                 begin = extents.starts[at, start + rows].tolist()
                 end = extents.stops[at, start + rows].tolist()
                 for row, first, last in zip(rows, begin, end, strict=True):
-                    data[at, row] = opened.buffer[first:last]
+                    data[at, row] = buffer[first:last]
             if with_keys:
                 first, last = extents.keys[:, start + rows].tolist()
                 keys[rows] = _keys({number: opened}, [number] * len(rows), first, last)
-            del opened  # while the next one is opened, the cache may need its room
+            del opened, buffer  # while the next one is opened, the cache may need its room
         columns = {}
         for field, values in zip(extents.fields, data.tolist(), strict=True):
             spans = Spans(values, range(stop - start), [0] * len(values), list(map(len, values)))
             columns[field] = self._column(field)(spans)
         return Columns(keys.tolist(), columns)
+
+    def _fetched(self, extents: Extents, rows: NDArray[np.int64]) -> Mapping[int, Stretches]:
+        """The bytes of these rows of `extents`, int64 [n], of shards that are read by ranges."""
+        if not self._pool.may_read_by_ranges:
+            return {}
+        return self._pool.fetch(
+            np.tile(extents.shard[rows], len(extents.fields)),
+            extents.starts[:, rows].ravel(),
+            extents.stops[:, rows].ravel(),
+        )
 
     def transformed(
         self, row: Row, keys: list[str], columns: dict[str, Any], failed: dict[int, Exception]

@@ -39,6 +39,7 @@ from shardloader.order.integers import checked
 from shardloader.order.schedule import Schedule
 from shardloader.order.window import Shuffle
 from shardloader.planning.least_cache import check_cache
+from shardloader.reading.cache import DEFAULT
 from shardloader.reading.catalog import open_catalog, refuse_damage
 from shardloader.reading.decode import resolve
 
@@ -59,9 +60,10 @@ log = logging.getLogger("shardloader")
 class ShardDataset(IterableDataset[Any]):
     """Samples of tar shards, dealt to ranks and workers in one global order.
 
-    source: a folder with a manifest or with shards, a brace pattern, or a list of shards; or the
-    URL of a remote folder with a manifest (`s3://bucket/corpus`), which fsspec opens with
-    storage_options. Those are passed on to workers, and shown nowhere.
+    source: a folder with a manifest or with shards, a brace pattern, or a list of shards; or URLs:
+    of a remote folder with a manifest (`s3://bucket/corpus`), a pattern or list of shards that have
+    their indexes beside them. fsspec opens those with storage_options, which are passed on to
+    workers, and shown nowhere.
     seed, shuffle: what the order is drawn from; shuffle is True (`Shuffle()`), a
     `Shuffle(window=)` or False. fields: which fields are read (None: all). decode: "default", a
     mapping of fields to decoders (callables, `Jpeg`, `Png`, `RawArray`, or names: "text", "json",
@@ -73,10 +75,11 @@ class ShardDataset(IterableDataset[Any]):
     "skip", or a `Skip` with limits of its own, fills its slot with another sample and marks it
     invalid. topology, grid: see `Topology` and `Grid`; by default the process's own.
     steps_per_epoch: an epoch of fixed length over an endless order. index_dir: where indexes lie
-    if not beside the shards. cache: a `Cache`, where remote and compressed shards are kept; by
-    default ~/.cache/shardloader, of at most 50 GB. on_change: "raise" refuses a state of another
-    dataset; with "next-epoch" a ShardLoader ends the epoch of a state that was made before shards
-    were appended on the shards that it had, and takes the others from the next epoch on.
+    if not beside the shards. cache: a `Cache`, where remote and compressed shards are kept;
+    "default" is ~/.cache/shardloader, of at most 50 GB; with None nothing is kept, remote shards
+    are read by ranges alone, and compressed ones are refused. on_change: "raise" refuses a state of
+    another dataset; with "next-epoch" a ShardLoader ends the epoch of a state that was made before
+    shards were appended on the shards that it had, and takes the others from the next epoch on.
 
     batch_size, collate_fn, meta: for use without ShardLoader. With a batch_size it yields
     batches as ShardLoader's are, for `DataLoader(dataset, batch_size=None)`. Without, it yields
@@ -104,7 +107,7 @@ class ShardDataset(IterableDataset[Any]):
         grid: Grid | None = None,
         steps_per_epoch: int | None = None,
         index_dir: str | PathLike[str] | None = None,
-        cache: Cache | None = None,
+        cache: Cache | str | None = DEFAULT,
         storage_options: Mapping[str, Any] | None = None,
         on_change: str = "raise",
         batch_size: int | None = None,

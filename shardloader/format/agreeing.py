@@ -8,7 +8,7 @@ holds only what fits: that much is compared.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shardloader.format.samples import split_name
 from shardloader.format.tar_fields import checksum_holds
@@ -20,10 +20,28 @@ if TYPE_CHECKING:
 NAME_BYTES = 100
 
 
+class Sliced(Protocol):
+    """Bytes of a tar, by slices; not all of them need be there."""
+
+    def __getitem__(self, of: slice, /) -> bytes | memoryview:
+        """Some bytes."""
+        ...
+
+
 def seems_to_be_of(index: SampleIndex, data: memoryview) -> bool:
     """Whether the headers of the first and the last member are where `index` says."""
-    if len(data) != index.shard_bytes:
-        return False
+    return len(data) == index.shard_bytes and outermost_hold(index, data)
+
+
+def outermost_headers(index: SampleIndex) -> list[int]:
+    """Where the headers of the first and the last member begin; none of an empty shard."""
+    if index.num_samples == 0:
+        return []
+    return [max(0, int(index.member_offsets[at]) - BLOCK_BYTES) for at in (0, -1)]
+
+
+def outermost_hold(index: SampleIndex, data: Sliced) -> bool:
+    """The same of bytes whose number is known to be right, of which only those blocks are there."""
     if index.num_samples == 0:
         return True
     last = index.num_samples - 1
@@ -42,7 +60,7 @@ def end_of_first_header(index: SampleIndex) -> int:
     return int(index.member_offsets[0]) if index.num_samples else 0
 
 
-def holds_member(index: SampleIndex, data: memoryview, sample: int, member: int) -> bool:
+def holds_member(index: SampleIndex, data: Sliced, sample: int, member: int) -> bool:
     """Whether the header in front of a member is where `index` says, and names it."""
     start = int(index.member_offsets[member]) - BLOCK_BYTES
     if start < 0:

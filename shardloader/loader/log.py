@@ -18,9 +18,9 @@ from shardloader.distributed.rendezvous import MEETING_TIMEOUT_S, can_meet, meet
 from shardloader.errors import UsageError, WorldError
 from shardloader.order.integers import checked
 from shardloader.planning.sample_log import (
+    change_record,
     encoded,
     file_name,
-    grid_record,
     skip_record,
     step_record,
 )
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from shardloader.dataset.batches import Row
     from shardloader.dataset.skipping import Fault
-    from shardloader.order.grid import Grid
     from shardloader.order.topology import Topology
     from shardloader.planning.sample_log import Start
 
@@ -68,7 +67,7 @@ class SampleLog:
         self._loads = 0
         self._rolled_back = False
         self._started: int | None = None
-        self._grid: Grid | None = None
+        self._about: Start | None = None  # what was said last
         name = file_name(rank=topology.rank, world_size=topology.world_size, launch=launch)
         self.path = Path(folder) / name
         try:
@@ -95,16 +94,19 @@ class SampleLog:
         self._rolled_back = True
 
     def start(self, about: Start) -> None:
-        """Say where this attempt starts, once an attempt; later only if the grid is another."""
+        """Say where this attempt starts, once an attempt; later only what is another.
+
+        That is the grid, or the dataset, which had grown since the epoch began that was ended.
+        """
         # Counted here, since all ranks start equally often, but may load one state twice.
         self._loads += self._rolled_back
         self._rolled_back = False
         if self._started != self._loads:
             self._started = self._loads
             self._append(replace(about, attempt=(self._launch, self._loads)).to_record())
-        elif self._grid != about.grid:
-            self._append(grid_record(about))
-        self._grid = about.grid
+        elif self._about is not None and _changes(self._about, about):
+            self._append(change_record(about, dataset=self._about.dataset))
+        self._about = about
 
     def step(self, *, epoch: int, consumed: int, row: Row, faults: Sequence[Fault] = ()) -> None:
         """Write down one received batch, as it was planned, and which of its slots had faults."""
@@ -145,3 +147,7 @@ class SampleLog:
     def __del__(self) -> None:
         if getattr(self, "_file", -1) >= 0:
             self.close()
+
+
+def _changes(said: Start, about: Start) -> bool:
+    return (said.grid, said.dataset) != (about.grid, about.dataset)

@@ -42,13 +42,15 @@ _KILOBYTES = re.compile(r"^(RssAnon|Pss_Anon|Pss_Shmem):\s+([0-9]+) kB$", re.MUL
 class Asked:
     """What is measured.
 
-    source, index_dir, cache, fields, decode, transform: as ShardDataset takes them; window: of the
-    shuffle; seconds: how long batches are counted; start_method: of worker processes.
+    source, index_dir, cache, storage_options, fields, decode, transform: as ShardDataset takes
+    them; window: of the shuffle; seconds: how long batches are counted; start_method: of worker
+    processes.
     """
 
     source: Source
     index_dir: str | None
-    cache: Cache
+    cache: Cache | None
+    storage_options: Mapping[str, Any] | None
     fields: tuple[str, ...] | None
     decode: str | Mapping[str, Any] | None
     transform: Callable[..., Mapping[str, Any]] | None
@@ -101,6 +103,7 @@ def _loader(asked: Asked) -> ShardLoader:
         asked.source,
         index_dir=asked.index_dir,
         cache=asked.cache,
+        storage_options=asked.storage_options,
         fields=asked.fields,
         decode=None if setting.is_raw else asked.decode,
         transform=None if setting.is_raw else asked.transform,

@@ -63,6 +63,7 @@ class Progress:
         self._said: set[str] = set()
         self._closed: tuple[int, int] | None = None  # the epoch that a load left, and where
         self._earlier: tuple[int, Recipe] | None = None  # an epoch that is read as the data was
+        self._loaded_dataset: str | None = None  # of the state that was loaded, as it was then
 
     @property
     def topology(self) -> Topology:
@@ -119,7 +120,7 @@ class Progress:
 
     def load(self, loaded: Checkpoint) -> None:
         """Go on from a checkpoint; raises CheckpointError if it is of another order."""
-        recipe = self._source.recipe
+        recipe, loaded_dataset = self._source.recipe, loaded.dataset
         grown = self._grown_from(loaded)
         if grown is not None and loaded.consumed == 0:
             loaded, grown = replace(loaded, dataset=recipe.catalog.manifest.digest), None
@@ -127,6 +128,7 @@ class Progress:
         loaded.check_matches(replace(self.checkpoint(), dataset=recipe.catalog.manifest.digest))
         loaded.check_fits(recipe.order(loaded.grid))
         self._earlier = None if grown is None else (loaded.epoch, grown)
+        self._loaded_dataset = loaded_dataset
         self._grid = loaded.grid
         self._closed = None
         self._move(self.position.load(epoch=loaded.epoch, consumed=loaded.consumed))
@@ -316,6 +318,7 @@ class Progress:
     def _about(self, schedule: Schedule) -> Start:
         """What the log says of where an attempt starts."""
         manifest, order = self.manifest, schedule.order
+        loaded = self._loaded_dataset
         return Start(
             rank=self.topology.rank,
             world_size=self.topology.world_size,
@@ -331,4 +334,5 @@ class Progress:
             consumed=self.position.consumed,
             grid=order.grid,
             closed=self._closed,
+            grown_from=None if loaded == manifest.digest else loaded,
         )

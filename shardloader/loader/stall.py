@@ -59,7 +59,7 @@ def told(who: str, doing: Doing, catalog: Catalog) -> str:
     is_known = doing.shard != UNKNOWN and doing.shard < catalog.num_shards
     words = OF_STAGES[doing.stage].format(
         shard=catalog.shard_path(doing.shard) if is_known else "a shard",
-        cache=catalog.cache.folder,
+        cache=catalog.cache.folder if catalog.cache else "",
         index=doing.index,
         done=doing.done,
         total=doing.total or "unknown",

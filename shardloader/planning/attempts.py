@@ -70,7 +70,8 @@ class Attempts:
         number = self.numbers(logged)[rows]
         rows = rows[number == number.max()]
         start = logged.starts[int(logged.start[rows[0]])]
-        epoch_end = (logged.epoch[rows] + 1) * start.epoch_length
+        in_epoch = logged.of_start("epoch_length")[rows]
+        epoch_end = logged.epoch[rows] * start.stride + in_epoch
         after = np.minimum(logged.virtual()[rows] + start.step_size, epoch_end)
         by_rank = np.full(start.world_size, -1, dtype=np.int64)
         np.maximum.at(by_rank, logged.of_start("rank")[rows] % start.world_size, after)

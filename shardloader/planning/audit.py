@@ -21,10 +21,11 @@ from shardloader.order.audit import tally
 from shardloader.order.grid import Lanes
 from shardloader.planning.attempts import Attempts
 from shardloader.planning.excused import Ranges, left_out, skipped
+from shardloader.planning.grown import check_is_one, manifests_of
 from shardloader.planning.history import EpochAudit, Fault, History
 from shardloader.planning.placement import compared
 from shardloader.planning.sample_log import LogReader
-from shardloader.reading.catalog import open_catalog
+from shardloader.reading.catalog import Catalog, open_catalog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,19 +50,20 @@ def _unwatched(_what: str, _unit: str, _total: int) -> AbstractContextManager[Ca
 
 def audit_logs(
     folder: str | PathLike[str],
-    source: str | PathLike[str] | Manifest | Sequence[Any] | None = None,
+    source: str | PathLike[str] | Catalog | Manifest | Sequence[Any] | None = None,
     *,
     watch: Watch = _unwatched,
 ) -> History:
     """Audit the logs in a folder.
 
-    source: where the dataset lies, or its Manifest, to compare every row with the plan; without it
-    samples are counted only. watch: makes a progress bar, from what is done, its unit and total.
+    source: where the dataset lies, or its Catalog or Manifest, to compare every row with the plan;
+    without it samples are counted only. Where shards were appended meanwhile, rows are compared
+    with what the dataset was then, which a Manifest alone can't tell. watch: makes a progress bar,
+    from what is done, its unit and total.
     Raises UsageError for a folder without logs, with those of different datasets or of another
     one than `source`; DataError for a line that is no record (a last line without its end is what
     a kill leaves, and is left out).
     """
-    manifest = source if isinstance(source, Manifest) or source is None else _manifest(source)
     paths = sorted(Path(folder).glob("rank-*-of-*.jsonl"))
     if not paths:
         raise UsageError(
@@ -71,16 +73,19 @@ def audit_logs(
     logged = _read(paths, watch)
     if not logged.starts:
         raise UsageError(f"the logs in {folder} are empty: no rank has received a batch")
-    _check_dataset(logged, manifest, folder)
+    check_is_one(logged.starts, folder)
     placement = None
-    if manifest is not None:
+    if source is not None:
+        known = source if isinstance(source, Manifest | Catalog) else _opened(source)
+        manifests = manifests_of(logged.starts, known, folder)
         with watch("comparing", "sample", len(logged.index)) as tell:
-            placement = compared(logged, manifest.counts, tell)
+            counts = {digest: manifest.counts for digest, manifest in manifests.items()}
+            placement = compared(logged, counts, tell)
     return _history(logged, placement)
 
 
-def _manifest(source: Any) -> Manifest:
-    return open_catalog(source, may_index=False).manifest
+def _opened(source: Any) -> Catalog:
+    return open_catalog(source, may_index=False)
 
 
 def _read(paths: list[Path], watch: Watch) -> Logged:
@@ -91,22 +96,6 @@ def _read(paths: list[Path], watch: Watch) -> Logged:
     return reader.logged()
 
 
-def _check_dataset(logged: Logged, manifest: Manifest | None, folder: Any) -> None:
-    datasets = {(start.dataset, start.num_samples) for start in logged.starts}
-    if len(datasets) > 1:
-        raise UsageError(
-            f"an audit is of one dataset, and the logs in {folder} are of {len(datasets)}: "
-            f"{sorted(datasets)}: keep each run's logs in a folder of their own"
-        )
-    ((digest, num_samples),) = datasets
-    if manifest is not None and (digest, num_samples) != (manifest.digest, manifest.num_samples):
-        raise UsageError(
-            f"an audit compares logs with the plan for the dataset that was read, and the logs in "
-            f"{folder} are of one with the digest {digest!r}, this one has {manifest.digest!r}: "
-            "give the source of that run, as it was then"
-        )
-
-
 def _history(logged: Logged, placement: Placement | None) -> History:
     attempts = Attempts(logged.starts)
     rows = attempts.final_rows(logged)
@@ -115,7 +104,7 @@ def _history(logged: Logged, placement: Placement | None) -> History:
     return History(
         attempts=len(attempts),
         superseded=len(logged.start) - len(rows),
-        num_samples=first.num_samples,
+        num_samples=max(start.num_samples for start in logged.starts),
         is_compared=placement is not None,
         counts_passes=first.steps_per_epoch is not None,
         may_be_empty=first.even == "drop" and first.num_samples < first.step_size,
@@ -180,21 +169,24 @@ def _epochs(
     """Audit epoch by epoch, or pass by pass, also those in between that nobody read."""
     attempts = Attempts(logged.starts)
     first = min(logged.starts, key=lambda start: start.place)
-    num_samples, is_endless = first.num_samples, first.steps_per_epoch is not None
+    is_endless = first.steps_per_epoch is not None
+    stride = first.num_samples if is_endless else first.stride
     begin = first.virtual(first.place)
     slots = _Slots.of(logged, rows, reached)
-    first_pass = begin // num_samples if num_samples else first.epoch
+    first_pass = begin // stride if stride else first.epoch
     last_pass = int(slots.number.max(initial=first_pass))
     _check_gap(slots.number, first_pass, last_pass)
     jumps = list(skipped(logged, attempts))
-    excused = [(first_pass * num_samples, begin), *jumps, *left_out(logged, attempts, rows)]
+    excused = [(first_pass * stride, begin), *jumps, *left_out(logged, attempts, rows)]
     if is_endless:
-        excused.append((reached, (last_pass + 1) * num_samples))
+        excused.append((reached, (last_pass + 1) * stride))
     may_lack, jumped = Ranges(excused), Ranges(jumps)
     wrong = _Wrong(logged, placement, rows)
+    num_samples = first.num_samples
     for number in range(first_pass, last_pass + 1):
-        start, stop = number * num_samples, (number + 1) * num_samples
         of_pass = slots.of_pass(number)
+        num_samples = _most_samples(logged, of_pass.at, before=num_samples)
+        start, stop = number * stride, number * stride + num_samples
         index = logged.index[of_pass.at]
         read = index[of_pass.valid]
         passed = min(max(reached, start), stop)
@@ -213,6 +205,15 @@ def _epochs(
             order=hashlib.blake2b(read.tobytes(), digest_size=16).digest(),
             order_bits=_order_bits(_start_of(logged, of_pass.at), read.size),
         )
+
+
+def _most_samples(logged: Logged, slots: NDArray[np.int64], *, before: int) -> int:
+    """How many samples the dataset had that some slots were read from; as before without slots."""
+    if not slots.size or len({start.num_samples for start in logged.starts}) == 1:
+        return before
+    rows = np.unique(np.searchsorted(logged.offsets, slots, side="right") - 1)
+    starts: list[int] = np.unique(logged.start[rows]).tolist()
+    return max(logged.starts[start].num_samples for start in starts)
 
 
 def _check_gap(numbers: NDArray[np.int64], first: int, last: int) -> None:

@@ -68,6 +68,6 @@ def left_out(
 
 def _dropped(start: Start, epoch: int, consumed: int) -> tuple[int, int]:
     """What "drop" leaves out of an epoch whose last step in the log began at `consumed`."""
-    end = start.virtual((epoch + 1, 0))
+    end = start.virtual((epoch, start.epoch_length))
     rest = (start.epoch_length - int(consumed)) % start.step_size
     return (end - rest if start.even == "drop" else end), end

@@ -45,8 +45,10 @@ def least_cache_bytes(sizes: NDArray[np.int64], *, num_readers: int) -> int:
 
 
 def check_cache(catalog: Catalog, *, num_readers: int) -> None:
-    """Raise CacheError if the cache is too small for so many readers of a node."""
+    """Raise CacheError if there is a cache, and too small a one for so many readers of a node."""
     cache = catalog.cache
+    if cache is None:
+        return
     least = least_cache_bytes(cached_bytes(catalog), num_readers=num_readers)
     if int(cache.max_bytes) < least:
         raise CacheError(

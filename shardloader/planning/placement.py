@@ -17,7 +17,7 @@ from shardloader.order.epoch import Order
 from shardloader.order.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -43,8 +43,9 @@ class Placement:
 
 
 class _Constants(NamedTuple):
-    """What a plan follows from, besides the dataset, the epoch and the position."""
+    """What a plan follows from, besides the epoch and the position."""
 
+    dataset: str
     seed: int
     window: int | None
     steps_per_epoch: int | None
@@ -71,10 +72,13 @@ class _Group(NamedTuple):
     steps: NDArray[np.int64]
 
 
-def compared(logged: Logged, counts: NDArray[np.int64], tell: Callable[[int], Any]) -> Placement:
-    """Compare every row with the plan for a dataset of `counts` samples a shard.
+def compared(
+    logged: Logged, counts: Mapping[str, NDArray[np.int64]], tell: Callable[[int], Any]
+) -> Placement:
+    """Compare every row with the plan for its dataset.
 
-    tell: called with the number of slots compared since the last call.
+    counts: by a dataset's digest the samples a shard. tell: called with the number of slots
+    compared since the last call.
     """
     slots = len(logged.index)
     found = _Found(np.ones(slots, dtype=bool), np.zeros(slots, dtype=bool), [])
@@ -109,7 +113,7 @@ class _Found(NamedTuple):
     lacking: list[tuple[NDArray[np.int64], ...]]
 
 
-def _groups(logged: Logged, counts: NDArray[np.int64]) -> Iterator[_Group]:
+def _groups(logged: Logged, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[_Group]:
     numbers: dict[_Constants, int] = {}
     of_start = [numbers.setdefault(_Constants.of(each), len(numbers)) for each in logged.starts]
     constants, step_size = list(numbers), logged.of_start("step_size")
@@ -133,7 +137,8 @@ def _groups(logged: Logged, counts: NDArray[np.int64]) -> Iterator[_Group]:
         number, epoch, consumed, rank = (int(key[rows[0]]) for key in keys)
         if known != (number, epoch, consumed):
             known = number, epoch, consumed
-            schedule = _schedule(constants[number], counts, epoch=epoch, consumed=consumed)
+            known_counts = counts[constants[number].dataset]
+            schedule = _schedule(constants[number], known_counts, epoch=epoch, consumed=consumed)
         yield _Group(schedule, rank, rows, steps[rows])
 
 

@@ -238,10 +238,12 @@ def plan(
     state: Mapping[str, Any] | None = None,
     accumulate: int | None = None,
     global_batch: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Plan an epoch, or what is left of it after a state.
 
-    source: where the dataset lies, its Manifest, or samples a shard as integers. batch_size,
+    source: where the dataset lies, its Manifest, or samples a shard as integers; storage_options:
+    fsspec's, for a source that is a URL, of which only the manifest is read. batch_size,
     world_size, num_workers: the topology, samples a rank and step, ranks, DataLoader workers a
     rank; accumulate, global_batch: as for ShardLoader, and then batch_size may follow from them.
     epoch, seed: 0 by default. shuffle, even, grid, steps_per_epoch: as for ShardDataset.
@@ -251,7 +253,7 @@ def plan(
     Raises UsageError for what makes no sense, and for more than 2**20 ranks; CheckpointError for a
     state of another dataset, or one that an argument contradicts.
     """
-    dataset = _dataset(source)
+    dataset = _dataset(source, storage_options)
     digest = dataset.digest
     if batch_size is None and global_batch is None:
         raise UsageError("a plan deals batches: give batch_size=, or global_batch=")
@@ -383,10 +385,14 @@ class _Dataset(NamedTuple):
     sizes: NDArray[np.int64] | None
 
 
-def _dataset(source: Any) -> _Dataset:
+def _dataset(source: Any, storage_options: Mapping[str, Any] | None) -> _Dataset:
     first = source[0] if isinstance(source, (list, tuple)) and source else source
     if isinstance(first, (str, PathLike)):
-        source = open_catalog(source).manifest
+        source = open_catalog(source, storage_options=storage_options).manifest
+    elif storage_options:
+        raise UsageError(
+            "storage_options= are those of a store, and the source is no URL: leave them out"
+        )
     if isinstance(source, Manifest):
         return _Dataset(source.counts, source.digest, source.names, source.sizes)
     return _Dataset(sample_counts(source), "", None, None)

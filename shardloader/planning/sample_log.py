@@ -3,20 +3,24 @@
 `loader.log_samples` writes one file a rank and launch, `rank-00000-of-00002.<launch>.jsonl`, and
 an audit reads them; this module alone knows what stands in them. A line is one JSON object:
 
-    {"version": 3, "attempt": [1732900000000000000, 0], "rank": 0, "world_size": 2,
+    {"version": 4, "attempt": [1732900000000000000, 0], "rank": 0, "world_size": 2,
      "batch_size": 32, "even": "pad", "dataset": "...", "num_samples": 1000, "num_shards": 10,
      "seed": 0, "window": 10000, "steps_per_epoch": null, "epoch": 0, "consumed": 0,
      "grid": [2, 1, 32], "closed": null}
     {"epoch": 0, "consumed": 0, "index": [17, 4, ...], "valid": 32}
     {"epoch": 0, "consumed": 64, "skipped": 128}
     {"epoch": 1, "consumed": 0, "grid": [3, 1, 32]}
+    {"epoch": 2, "consumed": 0, "grid": [3, 1, 32], "dataset": "...", "num_samples": 1200,
+     "num_shards": 12}
 
 The first kind says where an attempt starts, and all that its plan is computed from but the
 dataset: an attempt is the launch and how often it went back to a loaded state. The second says
 what a step held: `consumed`, the positions consumed before it, and the samples of its slots, the
 first `valid` of which are valid; with steps_per_epoch also "pass", for each slot the pass over the
 data that it belongs to, where that is not the epoch. The third says how many positions training
-left out on purpose, the last on which grid the order lies from there on. A step in which samples
+left out on purpose, the last two on which grid the order lies from there on, and of which dataset
+it is, where that had grown; a start that loaded a state of the dataset as it was before says of
+which, as "grown_from". A step in which samples
 could not be given has "bad" or "refused" too, the slots that were filled otherwise: they count as
 valid in "valid", which is the plan's, and "index" says what they should have held.
 """
@@ -39,13 +43,14 @@ from shardloader.order.grid import Grid
 from shardloader.order.integers import MAX_SEED, checked, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-LOG_VERSION: Final = 3
-READABLE_VERSIONS: Final = (2, LOG_VERSION)  # what 3 adds is slots that were bad or refused
+LOG_VERSION: Final = 4
+# What 3 adds is slots that were bad or refused, and 4 datasets that grew.
+READABLE_VERSIONS: Final = (2, 3, LOG_VERSION)
 
 MAX_SAMPLES = 1 << 32  # a count of four bytes for each sample must fit in memory
 MAX_RANKS = 1 << 24
@@ -71,7 +76,10 @@ class Start:
     dataset: the manifest's digest; num_shards: shards that hold a sample; window: samples of the
     shuffle's window, None without a shuffle; grid: that of what is left of the epoch; closed: the
     epoch and position that a loaded state left, having no step there; is_first: False where the
-    same attempt goes on on another grid. Raises UsageError for values that can't be.
+    same attempt goes on on another grid or a grown dataset; grown_from: the dataset of the loaded
+    state, if shards were appended since; epoch_stride: from the virtual position of an epoch's
+    start to that of the next, where that is not an epoch's length, since the dataset grew. Raises
+    UsageError for values that can't be.
     """
 
     rank: int
@@ -90,6 +98,8 @@ class Start:
     closed: Place | None = None
     attempt: Attempt = (0, 0)
     is_first: bool = True
+    grown_from: str | None = None
+    epoch_stride: int | None = None
 
     def __post_init__(self) -> None:
         checked("world_size", self.world_size, least=1, below=MAX_RANKS)
@@ -122,9 +132,14 @@ class Start:
             return self.num_samples
         return self.steps_per_epoch * self.grid.step
 
+    @property
+    def stride(self) -> int:
+        """From the virtual position of an epoch's start to that of the next."""
+        return self.epoch_length if self.epoch_stride is None else self.epoch_stride
+
     def virtual(self, place: Place) -> int:
         """The virtual position of a place: positions of all epochs, counted through."""
-        return place[0] * self.epoch_length + place[1]
+        return place[0] * self.stride + place[1]
 
     def to_record(self) -> dict[str, Any]:
         """What the log holds of it."""
@@ -134,6 +149,7 @@ class Start:
             **{name: getattr(self, name) for name in _PLAIN},
             "grid": self.grid.to_list(),
             "closed": self.closed and list(self.closed),
+            **({} if self.grown_from is None else {"grown_from": self.grown_from}),
         }
 
     @classmethod
@@ -141,7 +157,8 @@ class Start:
         """The start of a record; raises KeyError, TypeError or ValueError for what is none."""
         launch, loads = record["attempt"]
         checked("num_samples", record["num_samples"], least=0, below=MAX_SAMPLES + 1)
-        if not isinstance(record["dataset"], str):
+        grown_from = record.get("grown_from")
+        if not isinstance(record["dataset"], str) or not isinstance(grown_from, str | None):
             raise TypeError("a dataset is named by its digest")
         closed = record["closed"]
         if closed is not None:
@@ -151,11 +168,29 @@ class Start:
             attempt=(checked("attempt", launch, least=0), checked("attempt", loads, least=0)),
             grid=Grid.from_list(record["grid"]),
             closed=closed,
+            grown_from=grown_from,
             **{name: record[name] for name in _PLAIN},
         )
 
+    def changed(self, record: dict[str, Any]) -> Self:
+        """The start that goes on on another grid, or a grown dataset; raises as `from_record`."""
+        changes = {name: record[name] for name in _OF_DATASET if "dataset" in record}
+        checked("num_samples", changes.get("num_samples", 0), least=0, below=MAX_SAMPLES + 1)
+        if not isinstance(changes.get("dataset", ""), str):
+            raise TypeError("a dataset is named by its digest")
+        return replace(
+            self,
+            grid=Grid.from_list(record["grid"]),
+            epoch=record["epoch"],
+            consumed=record["consumed"],
+            grown_from=self.dataset if changes else None,
+            is_first=False,
+            **changes,
+        )
 
-_APART = {"grid", "closed", "attempt", "is_first"}
+
+_APART = {"grid", "closed", "attempt", "is_first", "grown_from", "epoch_stride"}
+_OF_DATASET: Final = ("dataset", "num_samples", "num_shards")
 _PLAIN: Final = tuple(each.name for each in fields(Start) if each.name not in _APART)
 
 
@@ -192,9 +227,12 @@ def skip_record(*, epoch: int, consumed: int, count: int) -> dict[str, Any]:
     return {"epoch": epoch, "consumed": consumed, "skipped": count}
 
 
-def grid_record(start: Start) -> dict[str, Any]:
-    """The record of another grid, on which the order lies from there on."""
-    return {"epoch": start.epoch, "consumed": start.consumed, "grid": start.grid.to_list()}
+def change_record(start: Start, *, dataset: str) -> dict[str, Any]:
+    """The record of another grid or, after `dataset`, of a grown one, in force from there on."""
+    record = {"epoch": start.epoch, "consumed": start.consumed, "grid": start.grid.to_list()}
+    if start.dataset != dataset:
+        record |= {name: getattr(start, name) for name in _OF_DATASET}
+    return record
 
 
 def encoded(record: dict[str, Any]) -> bytes:
@@ -251,7 +289,7 @@ class Logged:
 
     def virtual(self) -> NDArray[np.int64]:
         """The virtual position of each row, int64 [rows]."""
-        return self.epoch * self.of_start("epoch_length") + self.consumed
+        return self.epoch * self.of_start("stride") + self.consumed
 
 
 class LogReader:
@@ -319,11 +357,7 @@ class LogReader:
             count = checked("skipped", record["skipped"], least=0)
             self._skips.add(Skip(start.attempt, place, virtual, count))
         elif "grid" in record:
-            grid = Grid.from_list(record["grid"])
-            epoch, consumed = place
-            self._starts.append(
-                replace(start, grid=grid, epoch=epoch, consumed=consumed, is_first=False)
-            )
+            self._starts.append(start.changed(record))
         else:
             self._take_row(record)
 
@@ -355,8 +389,9 @@ class LogReader:
             start, stop = int(offsets[row]), int(offsets[row + 1])
             number[start:stop] = passes[done : done + stop - start]
             done += stop - start
+        starts, skips = _on_one_line(self._starts, self._skips)
         return Logged(
-            starts=tuple(self._starts),
+            starts=tuple(starts),
             start=_column(self._start),
             epoch=epoch,
             consumed=_column(self._consumed),
@@ -364,11 +399,22 @@ class LogReader:
             offsets=offsets,
             index=_column(self._index),
             number=number,
-            skips=frozenset(self._skips),
+            skips=frozenset(skips),
             ranks={launch: frozenset(ranks) for launch, ranks in self._ranks.items()},
             bad=np.unique(_column(self._faulty["bad"])),
             refused=np.unique(_column(self._faulty["refused"])),
         )
+
+
+def _on_one_line(
+    starts: Sequence[Start], skips: Collection[Skip]
+) -> tuple[Sequence[Start], Collection[Skip]]:
+    """Give them with one stride, where epochs have different lengths: that of the longest."""
+    lengths = {start.num_samples for start in starts if start.steps_per_epoch is None}
+    if len(lengths) < 2:
+        return starts, skips
+    longest = [replace(start, epoch_stride=max(lengths)) for start in starts]
+    return longest, [skip._replace(virtual=longest[0].virtual(skip.place)) for skip in skips]
 
 
 def _column(values: array[int]) -> NDArray[np.int64]:
@@ -380,6 +426,6 @@ def _check_version(record: dict[str, Any], path: Path) -> None:
     if version not in READABLE_VERSIONS:
         raise DataError(
             f"{path}: this release reads logs of the format versions "
-            f"{' and '.join(map(str, READABLE_VERSIONS))}, and this one has version "
+            f"{', '.join(map(str, READABLE_VERSIONS))}, and this one has version "
             f"{shown(version)}: audit it with the release that wrote it"
         )

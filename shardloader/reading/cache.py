@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shardloader")
 
+DEFAULT: Final = "default"
 DEFAULT_MAX_BYTES: Final = "50GB"
 SHARE_AHEAD: Final = 4  # of the cache, what may be fetched ahead if nothing else is said
+DEFAULT_RANGE_BYTES: Final = "64MB"
 _VERSIONS_TRIED: Final = 4
 _LARGEST_WINDOW: Final = 1 << 31  # that zstd's library decodes
 
@@ -78,7 +80,9 @@ class Cache:
     (`zstd --long=31` needs "2GiB"). prefetch_bytes: how much all readers of the node together fetch
     before they need it, by default a quarter of max_bytes, 0 for nothing; a reader may always be
     one shard ahead. copy_local: whether plain local shards are copied into it as well, for file
-    systems on which mapped reading is slow, such as NFS and Lustre.
+    systems on which mapped reading is slow, such as NFS and Lustre. range_bytes: how many bytes
+    each process that reads may fetch by ranges of remote shards which are still on their way, so
+    that the first batches need not wait for whole ones; those bytes come twice. 0: none.
 
     Raises UsageError for what makes no sense. It holds nothing open, and travels to workers.
     """
@@ -89,6 +93,7 @@ class Cache:
     max_window: int | str = field(default=MAX_WINDOW_BYTES, kw_only=True)
     prefetch_bytes: int | str | None = field(default=None, kw_only=True)
     copy_local: bool = field(default=False, kw_only=True)
+    range_bytes: int | str = field(default=DEFAULT_RANGE_BYTES, kw_only=True)
 
     def __post_init__(self) -> None:
         given: Any = self.folder
@@ -106,6 +111,8 @@ class Cache:
             object.__setattr__(self, "prefetch_bytes", parse_bytes(ahead))
         if not isinstance(self.copy_local, bool):
             raise UsageError(f"copy_local= is True or False, not {self.copy_local!r}")
+        if self.range_bytes != 0 or isinstance(self.range_bytes, bool):
+            object.__setattr__(self, "range_bytes", parse_bytes(self.range_bytes))
         if int(self.max_window) > _LARGEST_WINDOW:
             raise UsageError(f"max_window= is at most 2GiB, as zstd has it, not {self.max_window}")
         expansion: Any = self.max_expansion
@@ -163,6 +170,11 @@ class Cache:
     ) -> memoryview:
         """Map a file that is no tar, as `tar` does: its bytes are kept as they come."""
         return self._kept(origin, Use(make_way, PATIENCE_S, diary or Diary()), unpack=False)[0]
+
+    def has(self, origin: Origin) -> bool:
+        """Whether the file of an origin, as it is now, is here; it may be gone the next moment."""
+        name = name_of(origin.identity, origin.version())
+        return CacheFolder(Path(self.folder)).has(name)
 
     def _kept(
         self,
@@ -256,6 +268,21 @@ class Cache:
             ]
             folder.remove_unused_locks()
         return len(removed), sum(removed)
+
+
+def cache_for(given: Cache | str | None) -> Cache | None:
+    """What `cache=` means: a cache, "default" for this user's, None for none.
+
+    Raises UsageError for anything else.
+    """
+    if given is None or isinstance(given, Cache):
+        return given
+    if given == DEFAULT:
+        return default_cache()
+    raise UsageError(
+        "cache= is a Cache(folder, max_bytes=), 'default' (~/.cache/shardloader), or None: nothing "
+        f"is kept, and remote shards are read by ranges alone; it was {given!r}"
+    )
 
 
 def default_cache() -> Cache:

@@ -110,6 +110,10 @@ class CacheFolder:
         except OSError as error:
             raise failure(self.path, "the cache's folder can't be made", error) from error
 
+    def has(self, name: str) -> bool:
+        """Whether a whole tar is here."""
+        return os.path.isfile(self.path / f"{name}.cached")  # noqa: PTH113 - never raises
+
     def open_cached(self, name: str) -> memoryview | None:
         """Map a whole tar, which is in use until the last view of it is gone; None if not there."""
         path = self.path / f"{name}.cached"

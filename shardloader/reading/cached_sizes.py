@@ -1,4 +1,4 @@
-"""How many bytes does each shard of a dataset take in the node's cache?
+"""Which shards of a dataset come through the node's cache, and how many bytes are they there?
 
 Of a plain shard its size says it, and of a compressed one its index, where that is at hand: beside
 the shard, or in the cache since it was fetched. Of one whose index is not here the compressed size
@@ -16,7 +16,6 @@ from shardloader.errors import ShardLoaderError
 from shardloader.format.index import SampleIndex
 from shardloader.reading.cache import name_of
 from shardloader.reading.cache_folder import CacheFolder
-from shardloader.reading.prefetch import goes_through_cache, is_packed
 from shardloader.reading.remote_shard import index_identity
 from shardloader.reading.store import map_file
 
@@ -27,18 +26,34 @@ if TYPE_CHECKING:
 
 INDEX_BYTES_A_SAMPLE: Final = 36  # at least: where it begins, one member of it, and its key
 MOST_INDEXES: Final = 10_000  # looked at for what is packed
+PACKED_SUFFIXES: Final = (".gz", ".tgz", ".zst")
+
+
+def goes_through_cache(catalog: Catalog, shard: int) -> bool:
+    """Whether a shard is read from the node's cache, as far as its name tells."""
+    if catalog.cache is None:
+        return False
+    if catalog.source.store is not None or catalog.cache.copy_local:
+        return True
+    return is_packed(catalog.manifest.names[shard])
+
+
+def is_packed(name: str) -> bool:
+    """Whether a shard is compressed, as far as its name tells."""
+    return name.lower().endswith(PACKED_SUFFIXES)
 
 
 def cached_bytes(catalog: Catalog) -> NDArray[np.int64]:
     """Bytes in the cache of each shard with its index, int64 [shards]; 0 if it is not cached."""
-    manifest, is_remote = catalog.manifest, catalog.source.store is not None
+    manifest = catalog.manifest
     shards = range(catalog.num_shards)
     cached = np.fromiter((goes_through_cache(catalog, n) for n in shards), bool, len(shards))
     sizes = np.where(cached, manifest.sizes, 0)
     packed = [n for n in np.flatnonzero(cached).tolist() if is_packed(manifest.names[n])]
     for shard in packed[:MOST_INDEXES]:
         sizes[shard] = max(int(sizes[shard]), _unpacked_bytes(catalog, shard))
-    return sizes + manifest.counts * (INDEX_BYTES_A_SAMPLE if is_remote else 0)
+    has_indexes = catalog.cache is not None and catalog.source.index_store is not None
+    return sizes + manifest.counts * (INDEX_BYTES_A_SAMPLE if has_indexes else 0)
 
 
 def _unpacked_bytes(catalog: Catalog, shard: int) -> int:
@@ -53,7 +68,7 @@ def _unpacked_bytes(catalog: Catalog, shard: int) -> int:
 
 
 def _index_here(catalog: Catalog, shard: int) -> memoryview | None:
-    if catalog.source.store is None:
+    if catalog.source.index_store is None or catalog.cache is None:
         path = catalog.index_path(shard)
         return map_file(path) if Path(path).exists() else None
     digest = catalog.manifest.index_digests[shard]

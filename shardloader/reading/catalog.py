@@ -14,22 +14,16 @@ from typing import TYPE_CHECKING, Any
 from shardloader.errors import ManifestError, ShardError, UsageError, WorldError
 from shardloader.format.damage import UNREADABLE
 from shardloader.format.manifest import Manifest
-from shardloader.reading.cache import default_cache
+from shardloader.reading.cache import DEFAULT, cache_for, default_cache
 from shardloader.reading.indexing import (
     existing_manifest,
     index_on_first_use,
     manifest_at,
+    manifest_of_indexes,
     read_manifest,
 )
-from shardloader.reading.patterns import is_remote
-from shardloader.reading.source import (
-    MANIFEST_NAME,
-    Source,
-    earlier_manifest_name,
-    find_shards,
-    resolve,
-    resolve_remote,
-)
+from shardloader.reading.remote_source import no_manifest, place_of
+from shardloader.reading.source import Source, earlier_manifest_name, find_shards
 from shardloader.reading.store import read_file
 from shardloader.reading.traffic import Traffic
 
@@ -46,11 +40,14 @@ MAX_CHECKED_SHARDS = 10_000
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Catalog:
-    """A dataset's manifest, where its files lie, and where compressed ones are unpacked."""
+    """A dataset's manifest, where its files lie, and where remote and compressed ones are kept.
+
+    cache: None where nothing is kept.
+    """
 
     manifest: Manifest
     source: Source
-    cache: Cache = field(default_factory=default_cache)
+    cache: Cache | None = field(default_factory=default_cache)
 
     @property
     def location(self) -> str:
@@ -87,34 +84,29 @@ def open_catalog(
     *,
     index_dir: PathText | None = None,
     may_index: bool = True,
-    cache: Cache | None = None,
+    cache: Cache | str | None = DEFAULT,
     keep_damaged: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Catalog:
-    """Open a dataset: a folder, a brace pattern, a list of shards, or the URL of a remote folder.
+    """Open a dataset: a folder, a brace pattern, or a list of shards, also by their URLs.
 
     A folder with no manifest, or shards with no index, are indexed first, and that is remembered:
     beside the shards, or under `index_dir`; unless `may_index` is False, then they are refused.
-    Compressed shards are unpacked into `cache`, by default into this user's. Raises UsageError
+    Compressed shards are unpacked into `cache`, "default" for this user's. Raises UsageError
     for what is no dataset, ManifestError for shards that are not those of the manifest (looked at
     when there are at most 10,000), and ShardError for a damaged shard. With `keep_damaged` shards
     are no error: of a damaged one what is whole is indexed, one that is missing or changed stays in
     the manifest, and both are logged. Nor is a missing or changed one where none is read.
 
-    A remote folder is opened by its manifest alone, through fsspec with `storage_options`: shards
-    are compared with it when they are fetched. Raises UsageError where it has none, and WorldError
-    where the store does not give it.
+    A remote folder is opened by its manifest alone, and shards in a list or pattern of URLs by
+    their indexes, through fsspec with `storage_options`: shards are compared with those when they
+    are fetched. Raises UsageError where they are missing, and WorldError where the store does not
+    give them.
     """
-    cache = default_cache() if cache is None else cache
-    if is_remote(source):
-        place = resolve_remote(source, index_dir=index_dir, storage_options=storage_options)
+    cache = cache_for(cache)
+    place = place_of(source, index_dir=index_dir, storage_options=storage_options)
+    if place.store is not None:
         return _open_remote(place, cache, keep_damaged=keep_damaged)
-    if storage_options:
-        raise UsageError(
-            "storage_options= are those of a remote store, and the source is a local one: leave "
-            "them out, or give a URL such as 's3://bucket/corpus'"
-        )
-    place = resolve(source, index_dir=index_dir)
     manifest = read_manifest(place) if may_index else existing_manifest(place, cache)
     if manifest is None and not may_index:
         raise UsageError(
@@ -131,14 +123,10 @@ def open_catalog(
     return catalog
 
 
-def _open_remote(place: Source, cache: Cache, *, keep_damaged: bool) -> Catalog:
-    manifest = read_manifest(place)
+def _open_remote(place: Source, cache: Cache | None, *, keep_damaged: bool) -> Catalog:
+    manifest = read_manifest(place) if place.names is None else manifest_of_indexes(place)
     if manifest is None:
-        raise UsageError(
-            f"{place.location}: a dataset on a remote store is read by its manifest, and "
-            f"{MANIFEST_NAME} is not there: write it with `shardloader write`, or run `shardloader "
-            "index` on a local copy, and put manifest and indexes beside the shards"
-        )
+        raise no_manifest(place)
     catalog = Catalog(manifest=manifest, source=place, cache=cache)
     if keep_damaged:
         _log_damage(catalog)
@@ -154,7 +142,7 @@ def earlier(catalog: Catalog, digest: str, *, keep_damaged: bool = False) -> Cat
     name = earlier_manifest_name(digest)
     path, store = f"{catalog.root}/{name}", catalog.source.store
     if store is not None:
-        manifest = manifest_at(store, name)
+        manifest = manifest_at(store, name)  # beside the shards, where writers keep it
     else:
         data = None if catalog.source.names is not None else read_file(path)
         manifest = None if data is None else Manifest.from_json_bytes(data, name=path)

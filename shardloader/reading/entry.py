@@ -50,7 +50,9 @@ class Entry:
         )
 
 
-def current_entry(place: Source, name: str, cache: Cache, *, keep_damaged: bool) -> Entry | None:
+def current_entry(
+    place: Source, name: str, cache: Cache | None, *, keep_damaged: bool
+) -> Entry | None:
     """What a shard's index says; None if there is none that is sound and current.
 
     With keep_damaged that of a shard which is gone, or can't be read any more, stays: its samples
@@ -85,7 +87,7 @@ def _read_index(path: str) -> SampleIndex | None:
 
 
 def index_shard(
-    place: Source, name: str, *, cache: Cache, keep_damaged: bool, digest: bool
+    place: Source, name: str, *, cache: Cache | None, keep_damaged: bool, digest: bool
 ) -> Entry:
     """Index a shard, publish its index, and give its entry.
 
@@ -100,7 +102,7 @@ def index_shard(
     return replace(Entry.of(index), content_digest=content, notices=notices)
 
 
-def _what_is_whole(path: str, cache: Cache) -> tuple[SampleIndex, tuple[Notice, ...]]:
+def _what_is_whole(path: str, cache: Cache | None) -> tuple[SampleIndex, tuple[Notice, ...]]:
     nothing = SampleIndex.of_samples([], shard_bytes=0)
     try:
         tar = map_tar(path, cache)
@@ -116,7 +118,7 @@ def _what_is_whole(path: str, cache: Cache) -> tuple[SampleIndex, tuple[Notice, 
     return whole_of(tar)
 
 
-def _agrees(index: SampleIndex, shard_path: str, cache: Cache) -> bool:
+def _agrees(index: SampleIndex, shard_path: str, cache: Cache | None) -> bool:
     """Whether the shard seems to be what was indexed; of a compressed one the beginning is read."""
     if index.compressed_bytes is None:
         return seems_to_be_of(index, map_file(shard_path))

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardloader.format.index import SampleIndex
-    from shardloader.reading.shard import Shard, ShardPool
+    from shardloader.reading.pool import ShardPool
+    from shardloader.reading.shard import Shard
 
 LARGE_BYTES: Final = 1 << 16  # a sample that the kernel is told of by itself
 
@@ -130,6 +131,7 @@ def locate(
     """
     order = np.argsort(_small(shard), kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(shard[order])) + 1)
+    pool.open_ahead(int(shard[rows[0]]) for rows in groups if len(rows))
     found: Extents | None = None
     for rows in groups:
         number = int(shard[rows[0]])

@@ -19,6 +19,10 @@ from typing import Any, Final, Literal, TypeAlias
 from shardloader.errors import StoreError, WorldError
 
 
+class MissingFileError(WorldError):
+    """The store has no file of that name."""
+
+
 class PastEndError(StoreError):
     """The file ends before the bytes that were asked for."""
 
@@ -199,7 +203,7 @@ def error_of(
             f"{shown}: the store has no such place ({words}): make the bucket, or give another URL"
         )
     if trouble is Trouble.MISSING:
-        return WorldError(
+        return MissingFileError(
             f"{shown}: the store has no such file ({words}): put it there, or give the folder's "
             "right URL"
         )

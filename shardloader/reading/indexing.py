@@ -12,7 +12,7 @@ import logging
 import multiprocessing
 import os
 import threading
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,17 +31,25 @@ from shardloader.errors import (
     UsageError,
     WorldError,
 )
+from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
-from shardloader.reading.cache import default_cache
+from shardloader.reading.cache import DEFAULT, cache_for
 from shardloader.reading.entry import Entry, current_entry, index_shard
 from shardloader.reading.source import (
+    INDEX_SUFFIX,
     MANIFEST_NAME,
     UNFINISHED_NAME,
     Source,
     find_shards,
     resolve,
 )
-from shardloader.reading.store import file_lock, publish, read_file, require_writable
+from shardloader.reading.store import (
+    file_lock,
+    map_file,
+    publish,
+    read_file,
+    require_writable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,6 +70,7 @@ LOCK_NAME = ".shardloader.lock"
 _PARALLEL_BYTES = 256 << 20
 _INDEX_BYTES = 8 << 20  # that can be read meanwhile
 _MAX_TASK_SHARDS = 64
+_INDEXES_AT_ONCE = 32  # that are asked for, of remote shards in a list
 
 
 def index_dataset(
@@ -72,17 +81,17 @@ def index_dataset(
     force: bool = False,
     digest: bool = False,
     progress: bool = True,
-    cache: Cache | None = None,
+    cache: Cache | str | None = DEFAULT,
 ) -> tuple[Manifest, dict[str, tuple[Notice, ...]]]:
     """Index the shards that lack a current index, and write the manifest of a folder anew.
 
     An index is current if it is not older than its shard and knows its size; `force` makes all
-    anew. Compressed shards are unpacked into `cache`, or this user's. `digest` reads the shards
-    whose content digest is not known, and puts that into the manifest; known ones of shards with a
-    current index are kept. Gives the manifest, and the notices of each shard that was indexed now
-    and had any. Raises ShardError for the first damaged shard, with the number of others;
-    UsageError where the folder can't be written to and `index_dir` is not given, and for `digest`
-    without a folder.
+    anew. Compressed shards are unpacked into `cache`, "default" for this user's. `digest` reads the
+    shards whose content digest is not known, and puts that into the manifest; known ones of shards
+    with a current index are kept. Gives the manifest, and the notices of each shard that was
+    indexed now and had any. Raises ShardError for the first damaged shard, with the number of
+    others; UsageError where the folder can't be written to and `index_dir` is not given, and for
+    `digest` without a folder.
     """
     place = resolve(source, index_dir=index_dir)
     if digest and place.names is not None:
@@ -91,10 +100,10 @@ def index_dataset(
             "the folder they lie in"
         )
     job = _Job(
-        num_workers=num_workers or _available_cpus(),
+        num_workers=num_workers or available_cpus(),
         force=force,
         progress=progress,
-        cache=default_cache() if cache is None else cache,
+        cache=cache_for(cache),
         digest=digest,
     )
     indexed = _index(place, job)
@@ -103,7 +112,9 @@ def index_dataset(
     return indexed
 
 
-def index_on_first_use(place: Source, cache: Cache, *, keep_damaged: bool = False) -> Manifest:
+def index_on_first_use(
+    place: Source, cache: Cache | None, *, keep_damaged: bool = False
+) -> Manifest:
     """Give the manifest of a dataset that had none, by indexing whatever has no index yet.
 
     keep_damaged: index what is whole of a damaged shard, where otherwise it is an error. Raises
@@ -111,7 +122,7 @@ def index_on_first_use(place: Source, cache: Cache, *, keep_damaged: bool = Fals
     """
     _refuse_unfinished(place)
     job = _Job(
-        num_workers=_available_cpus(),
+        num_workers=available_cpus(),
         force=False,
         progress=True,
         cache=cache,
@@ -130,18 +141,18 @@ def _refuse_unfinished(place: Source) -> None:
         )
 
 
-def existing_manifest(place: Source, cache: Cache) -> Manifest | None:
+def existing_manifest(place: Source, cache: Cache | None) -> Manifest | None:
     """Give the manifest of a dataset that is indexed already, and change nothing; else None."""
     if place.names is None:
         return read_manifest(place)
     entries = _current_entries(place, place.names, cache, keep_damaged=True)
-    return _joined(place.names, entries) if len(entries) == len(place.names) else None
+    return joined(place.names, entries) if len(entries) == len(place.names) else None
 
 
 def read_manifest(place: Source) -> Manifest | None:
     """Read the manifest of a folder; None if there is none yet."""
-    if place.store is not None:
-        return manifest_at(place.store, MANIFEST_NAME)
+    if place.index_store is not None:
+        return manifest_at(place.index_store, MANIFEST_NAME)
     path = place.manifest_path
     data = None if path is None else read_file(path)
     return None if data is None else Manifest.from_json_bytes(data, name=str(path))
@@ -158,7 +169,7 @@ class _Job:
     num_workers: int
     force: bool
     progress: bool
-    cache: Cache
+    cache: Cache | None
     digest: bool = False
     keep_damaged: bool = False
 
@@ -205,13 +216,14 @@ def _conclude(
     place: Source, names: tuple[str, ...], by_name: Mapping[str, Entry]
 ) -> tuple[Manifest, dict[str, tuple[Notice, ...]]]:
     """Join the entries to a manifest, and publish that where it has a place."""
-    manifest = _joined(names, by_name)
+    manifest = joined(names, by_name)
     if place.manifest_path is not None:
         publish(place.manifest_path, manifest.to_json_bytes())
     return manifest, {name: by_name[name].notices for name in names if by_name[name].notices}
 
 
-def _joined(names: tuple[str, ...], by_name: Mapping[str, Entry]) -> Manifest:
+def joined(names: tuple[str, ...], by_name: Mapping[str, Entry]) -> Manifest:
+    """The manifest of shards whose entries are known."""
     entries = [by_name[name] for name in names]
     return Manifest(
         names=names,
@@ -248,7 +260,7 @@ def _lock(place: Source) -> Iterator[int]:
 
 
 def _current_entries(
-    place: Source, names: Sequence[str], cache: Cache, *, keep_damaged: bool
+    place: Source, names: Sequence[str], cache: Cache | None, *, keep_damaged: bool
 ) -> dict[str, Entry]:
     """Give the entries of the shards whose index is current.
 
@@ -269,7 +281,7 @@ def _entries(place: Source, names: Sequence[str], job: _Job, lock: int) -> dict[
     entries = {}
     if not job.force:
         known = _current_entries(place, names, job.cache, keep_damaged=job.keep_damaged)
-        entries = _with_digests(place, known)
+        entries = with_digests(place, known)
     missing = [
         name
         for name in names
@@ -285,11 +297,11 @@ def _entries(place: Source, names: Sequence[str], job: _Job, lock: int) -> dict[
             if notice.is_warning:
                 logger.warning("%s: %s", name, notice)
     if failures:
-        raise _first_of(failures)
+        raise first_of(failures)
     return entries
 
 
-def _with_digests(place: Source, entries: dict[str, Entry]) -> dict[str, Entry]:
+def with_digests(place: Source, entries: dict[str, Entry]) -> dict[str, Entry]:
     """Join the content digests that the manifest has of shards with a current index."""
     try:
         manifest = read_manifest(place)
@@ -305,7 +317,8 @@ def _with_digests(place: Source, entries: dict[str, Entry]) -> dict[str, Entry]:
     }
 
 
-def _first_of(failures: Sequence[ShardLoaderError]) -> ShardLoaderError:
+def first_of(failures: Sequence[ShardLoaderError]) -> ShardLoaderError:
+    """The first error, with the number of others."""
     first, others = failures[0], len(failures) - 1
     if not others:
         return first
@@ -423,5 +436,38 @@ def _live_no_longer_than_parent(lock: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _available_cpus() -> int:
+def available_cpus() -> int:
+    """How many processors this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def manifest_of_indexes(place: Source) -> Manifest:
+    """The manifest of remote shards in a list, from the indexes that lie beside them.
+
+    Raises UsageError, with the command that makes them, where one is missing.
+    """
+    names = place.names or ()
+    with ThreadPoolExecutor(_INDEXES_AT_ONCE) as threads:
+        entries = list(threads.map(partial(_entry_of_index, place), names))
+    return joined(names, dict(zip(names, entries, strict=True)))
+
+
+def _entry_of_index(place: Source, name: str) -> Entry:
+    index = index_at(place, name)
+    if index is None:
+        raise UsageError(
+            f"{place.index_path(name)}: shards in a list of URLs have their indexes beside them, "
+            "and this one is not there: make them with `shardloader index` and the same URLs"
+        )
+    return Entry.of(index)
+
+
+def index_at(place: Source, name: str) -> SampleIndex | None:
+    """The index of a shard, wherever it lies; None if it has none. Raises as reading it does."""
+    path = place.index_path(name)
+    if place.index_store is not None:
+        data = place.index_store.at(f"{name}{INDEX_SUFFIX}").whole_if_there()
+        return None if data is None else SampleIndex.from_buffer(data, name=path)
+    if not Path(path).is_file():
+        return None
+    return SampleIndex.from_buffer(map_file(path), name=path)

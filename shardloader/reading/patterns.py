@@ -7,7 +7,9 @@ touches no files, and a path is text: no character in it but these has a meaning
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Sequence
 from itertools import islice, product
 from typing import TYPE_CHECKING, TypeGuard
 from urllib.parse import unquote
@@ -16,7 +18,7 @@ from shardloader.errors import UsageError
 from shardloader.format.urls import without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 MAX_NAMES = 10_000_000
 
@@ -57,20 +59,30 @@ def local_path(text: str) -> str:
     if match.group().lower() == "file://":
         return unquote(text[match.end() :]).removeprefix("localhost")
     raise UsageError(
-        f"here local files are read, and {without_secrets(text)!r} is a URL: of a remote store "
-        "datasets alone are read, a folder with a manifest each, and no lists or patterns. Copy "
-        "the shards to a local or mounted folder and give its path"
+        f"here local files are read, and {without_secrets(text)!r} is a URL: copy the shards to a "
+        "local or mounted folder and give its path"
     )
 
 
-def is_remote(source: object) -> TypeGuard[str]:
-    """Whether a source is the URL of a remote store.
+def is_url(text: object) -> TypeGuard[str]:
+    """Whether a text begins as the URL of a remote store.
 
-    >>> is_remote("s3://bucket/corpus"), is_remote("file:///data"), is_remote("u:v.tar")
+    >>> is_url("s3://bucket/corpus"), is_url("file:///data"), is_url("u:v.tar")
     (True, False, False)
     """
-    match = _URL.match(source) if isinstance(source, str) else None
+    match = _URL.match(text) if isinstance(text, str) else None
     return match is not None and match.group().lower() != "file://"
+
+
+def is_remote(source: object) -> bool:
+    """Whether a source is of a remote store: a URL, a pattern of URLs, or a list with one in it.
+
+    >>> is_remote("s3://b/{0..9}.tar"), is_remote(["s3://b/0.tar"]), is_remote(["0.tar"])
+    (True, True, False)
+    """
+    if isinstance(source, str | os.PathLike):
+        return is_url(source)
+    return isinstance(source, Sequence) and any(map(is_url, source))
 
 
 def _expand(pattern: str) -> Iterator[str]:

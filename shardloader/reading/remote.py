@@ -315,6 +315,25 @@ class RemoteFile:
 
         return self._ask(read)
 
+    def has_ranges(self) -> bool:
+        """Whether the store gives a part of the file where a part is asked for.
+
+        Servers of HTTP may not; reading a byte tells, and no more is read. Other stores all do.
+        """
+        if self.store.scheme not in HTTP:
+            return True
+
+        def read(client: Any) -> bool:
+            with client.open(self.url, "rb", cache_type="none") as file:
+                try:
+                    file.seek(1)
+                    file.read(1)
+                except ValueError:  # how fsspec says it
+                    return False
+            return True
+
+        return self._ask(read)
+
     def parsed_if_there(self, parse: Callable[[bytes], _T]) -> _T | None:
         """What a small file is to `parse`, which raises DataError; None if there is no such file.
 
@@ -344,16 +363,17 @@ class RemoteFile:
         body = bytes(self._ask(lambda client: client.cat_file(self.url, start=start, end=stop)))
         return body[start:] if len(body) > stop - start else body
 
-    def pieces(self, *, size: int) -> Iterator[bytes]:
-        """Yield the bytes of a file of that size, by requests of 16 MiB.
+    def pieces(self, *, size: int, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """Yield the bytes start..stop-1 of a file of that size, or all, by requests of 16 MiB.
 
         A store without ranges gives all in one. Stops early where the store says that the file
         does. Raises ShortBodyError, a StoreError, where it gives less without saying so.
         """
-        at = 0
-        while at < size:
+        at = start
+        end = size if stop is None else stop
+        while at < end:
             try:
-                piece = self._piece(at, min(at + PIECE_BYTES, size), size)
+                piece = self._piece(at, min(at + PIECE_BYTES, end), size)
             except PastEndError:
                 return
             yield piece

@@ -23,6 +23,7 @@ from shardloader.format.unpacking import unpacked_name
 from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.remote import ShortBodyError
 from shardloader.reading.source import INDEX_SUFFIX
+from shardloader.reading.store import map_file
 from shardloader.reading.tars import Tar
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from shardloader.format.manifest import Manifest
     from shardloader.reading.cache import Cache
     from shardloader.reading.remote import RemoteFile, Store
+    from shardloader.reading.source import Source
 
 _T = TypeVar("_T")
 
@@ -74,7 +76,7 @@ class RemoteShard:
         """Yield the file; raises ManifestError at the end if it is not the one listed."""
         hasher, length = xxhash.xxh3_128(), 0
         with self.file.diary.page.within(Stage.FETCHING, total=self.file_bytes) as page:
-            for piece in self._received():
+            for piece in self.received(0, self.file_bytes):
                 hasher.update(piece)
                 length += len(piece)
                 page.at_byte(length)
@@ -88,10 +90,13 @@ class RemoteShard:
                 f"{self.content_digest}: it was changed or damaged; {_WAY_OUT}"
             )
 
-    def _received(self) -> Iterator[bytes]:
-        """The store's bytes; ShardError for a page in the shard's place that says it is none."""
+    def received(self, start: int, stop: int) -> Iterator[bytes]:
+        """The store's bytes; ShardError for a page in the shard's place that says it is none.
+
+        A store without ranges gives all from `start` on.
+        """
         try:
-            yield from self.file.pieces(size=self.file_bytes)
+            yield from self.file.pieces(size=self.file_bytes, start=start, stop=stop)
         except ShortBodyError as error:
             if error.first and packing_of(error.first) is None:
                 check_beginning(error.first, shard=self.name)
@@ -142,8 +147,44 @@ def index_identity(digest: str) -> str:
     return f"sample index {digest}"
 
 
+def shard_of(source: Source, manifest: Manifest, shard: int, diary: Diary) -> RemoteShard:
+    """The origin of a shard, by its number in the manifest."""
+    digests = manifest.content_digests
+    return RemoteShard(
+        file=_store_of(source).at(manifest.names[shard], diary),
+        file_bytes=int(manifest.sizes[shard]),
+        content_digest=None if digests is None else digests[shard],
+    )
+
+
+def index_of_remote(
+    source: Source,
+    manifest: Manifest,
+    shard: int,
+    cache: Cache | None,
+    *,
+    make_way: Callable[[], None] | None = None,
+    diary: Diary,
+) -> SampleIndex:
+    """The index of a remote shard: mapped from the cache, or in memory where there is none.
+
+    One that lies in a local folder is mapped there, and not compared with the manifest.
+    """
+    name, store = manifest.names[shard], source.index_store
+    if store is None:
+        path = source.index_path(name)
+        return SampleIndex.from_buffer(map_file(path), name=path)
+    file = store.at(f"{name}{INDEX_SUFFIX}", diary)
+    origin = RemoteIndex(file=file, digest=manifest.index_digests[shard])
+    if cache is None:
+        data = _twice(lambda: b"".join(origin.pieces()))
+        return SampleIndex.from_buffer(data, name=file.name)
+    kept = _twice(lambda: cache.file(origin, make_way=make_way, diary=diary))
+    return SampleIndex.from_buffer(kept, name=file.name)
+
+
 def map_remote(
-    store: Store,
+    source: Source,
     manifest: Manifest,
     shard: int,
     cache: Cache,
@@ -152,21 +193,19 @@ def map_remote(
     diary: Diary | None = None,
 ) -> tuple[Tar, SampleIndex]:
     """Map a remote shard's tar and its index, fetched if they are not in the cache yet."""
-    name, diary = manifest.names[shard], diary or Diary()
-    index_file = store.at(f"{name}{INDEX_SUFFIX}", diary)
-    origin = RemoteIndex(file=index_file, digest=manifest.index_digests[shard])
-    kept = _twice(lambda: cache.file(origin, make_way=make_way, diary=diary))
-    index = SampleIndex.from_buffer(kept, name=index_file.name)
-    digests = manifest.content_digests
-    remote = RemoteShard(
-        file=store.at(name, diary),
-        file_bytes=int(manifest.sizes[shard]),
-        content_digest=None if digests is None else digests[shard],
-    )
+    diary = diary or Diary()
+    index = index_of_remote(source, manifest, shard, cache, make_way=make_way, diary=diary)
+    remote = shard_of(source, manifest, shard, diary)
     data = _twice(lambda: cache.tar(remote, make_way=make_way, diary=diary))
     is_packed = index.compressed_bytes is not None
     called = unpacked_name(remote.name) if is_packed else remote.name
     return Tar(data, called, index.compressed_bytes, is_cached=True), index
+
+
+def _store_of(source: Source) -> Store:
+    if source.store is None:
+        raise AssertionError
+    return source.store
 
 
 def _twice(fetch: Callable[[], _T]) -> _T:

@@ -22,14 +22,16 @@ from shardloader.format.notices import Notice, Notices
 from shardloader.format.samples import group
 from shardloader.format.tar import scan
 from shardloader.reading.content import content_digest
+from shardloader.reading.faults import MissingFileError
 from shardloader.reading.store import map_file
-from shardloader.reading.tars import index_of, tar_for_a_look
+from shardloader.reading.tars import copy_for_a_look, index_of, tar_for_a_look
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardloader.format.unpacking import Limits
     from shardloader.reading.decode import DecodeTable
+    from shardloader.reading.remote import RemoteFile
     from shardloader.reading.tars import Tar
 
 NUM_EXAMPLES = 3  # samples that one row names
@@ -42,12 +44,17 @@ _BLOCK_SAMPLES = 4096  # what lists of Python's numbers are made for at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardToCheck:
-    """A shard, its index, and what the manifest says of it (None: it does not list it)."""
+    """A shard, its index, and what the manifest says of it (None: it does not list it).
+
+    file, index_file: where they lie on a remote store; the paths are for messages then.
+    """
 
     name: str
     path: str
     index_path: str
     listed: Listed | None
+    file: RemoteFile | None = None
+    index_file: RemoteFile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +77,7 @@ def check_shard(
     shard is a finding; raises only UsageError, for a decoder's package that is not installed.
     """
     try:
-        data = map_file(shard.path)
+        data = map_file(shard.path) if shard.file is None else copy_for_a_look(shard.file)
     except WorldError as error:
         kind = _kind_of(error, missing="missing_shard", otherwise="unreadable_shard")
         return CheckedShard(findings=(Finding(kind=kind, shard=shard.name, told=str(error)),))
@@ -106,6 +113,8 @@ def _content_digest(data: memoryview, listed: Listed | None) -> str | None:
 
 def _kind_of(error: WorldError, *, missing: str, otherwise: str) -> str:
     cause = error.__cause__
+    if isinstance(error, MissingFileError):
+        return missing
     return missing if isinstance(cause, FileNotFoundError | NotADirectoryError) else otherwise
 
 
@@ -151,7 +160,8 @@ def _stored(shard: ShardToCheck, findings: list[Finding]) -> SampleIndex | None:
     """Read a shard's index; None where that can't be done, which is found."""
     path = shard.index_path
     try:
-        return SampleIndex.from_buffer(map_file(path), name=path)
+        data = map_file(path) if shard.index_file is None else shard.index_file.whole()
+        return SampleIndex.from_buffer(data, name=path)
     except WorldError as error:
         kind = _kind_of(error, missing="missing_index", otherwise="bad_index")
         if kind == "bad_index" or shard.listed is not None:

@@ -1,7 +1,8 @@
 """Which local shards does a user's `source` mean, and where do their indexes lie?
 
 A source is a folder, a brace pattern, or a list of paths. Resolving it looks at folders and names
-only; no shard is opened. A path in a list is literal, and never parsed as a URL.
+only; no shard is opened. A path in a list is literal, and never parsed as a URL. Of remote ones
+`remote_source` says the same.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from shardloader.errors import UsageError, WorldError
-from shardloader.format.urls import without_secrets
 from shardloader.reading.patterns import expand, local_path
-from shardloader.reading.remote import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+    from shardloader.reading.remote import Store
 
 logger = logging.getLogger("shardloader")
 
@@ -46,8 +47,9 @@ class Source:
 
     Shards are named relative to `root`, and their indexes lie under `index_root` by the same
     names. `names` is None for a folder, which `find_shards` or a manifest lists; only a folder
-    has a manifest on disk. `location` is what the user gave, for messages. Of a folder on a remote
-    store, `store`, the paths are URLs without secrets, for messages only.
+    has a manifest on disk. `location` is what the user gave, for messages. Of shards on a remote
+    store, `store`, the paths are URLs without secrets, for messages only; so are those of indexes
+    and manifest, unless `index_store` is None: they lie in a local folder then.
     """
 
     root: str
@@ -55,6 +57,7 @@ class Source:
     names: tuple[str, ...] | None
     location: str
     store: Store | None = None
+    index_store: Store | None = None
 
     def shard_path(self, name: str) -> str:
         """Give the path of the shard that is called `name`."""
@@ -62,16 +65,18 @@ class Source:
 
     def index_path(self, name: str) -> str:
         """Give the path of that shard's index."""
-        if self.store is not None:
-            return self.store.at(f"{name}{INDEX_SUFFIX}").name
+        if self.index_store is not None:
+            return self.index_store.at(f"{name}{INDEX_SUFFIX}").name
         return f"{self.index_root}/{name}{INDEX_SUFFIX}"
 
     @property
     def manifest_path(self) -> str | None:
         """Where the manifest lies; None where it is kept in memory only."""
-        if self.store is not None:
-            return self.store.at(MANIFEST_NAME).name
-        return f"{self.index_root}/{MANIFEST_NAME}" if self.names is None else None
+        if self.names is not None:
+            return None
+        if self.index_store is not None:
+            return self.index_store.at(MANIFEST_NAME).name
+        return f"{self.index_root}/{MANIFEST_NAME}"
 
 
 def resolve(source: SourceText, *, index_dir: PathText | None = None) -> Source:
@@ -95,29 +100,6 @@ def resolve(source: SourceText, *, index_dir: PathText | None = None) -> Source:
     return _listed([str(found)], index_root, text)
 
 
-def resolve_remote(
-    url: str, *, index_dir: PathText | None, storage_options: Mapping[str, Any] | None
-) -> Source:
-    """The folder on a remote store that a URL names, by itself or by its manifest.
-
-    Asks the store nothing. Raises UsageError for what only local sources may be.
-    """
-    shown = without_secrets(url)
-    if index_dir is not None:
-        raise UsageError(
-            f"the indexes of a remote dataset lie beside its shards, and index_dir= was given with "
-            f"{shown!r}: leave it out"
-        )
-    folder, mark, query = url.partition("?")
-    if "::" in folder or len(expand(folder)) > 1 or folder.endswith(SHARD_SUFFIXES):
-        raise UsageError(
-            f"of a remote store this release reads a folder with a manifest, and {shown!r} is a "
-            f"pattern, a chain or a shard: give the folder that holds {MANIFEST_NAME}"
-        )
-    store = Store(folder.removesuffix(f"/{MANIFEST_NAME}") + mark + query, storage_options)
-    return Source(root=store.name, index_root=store.name, names=None, location=shown, store=store)
-
-
 def find_shards(folder: str) -> tuple[str, ...]:
     """List the shards in a folder and its sub-folders, relative to it, sorted by their bytes.
 
@@ -125,7 +107,14 @@ def find_shards(folder: str) -> tuple[str, ...]:
     packed and unpacked. Files that seem to be shards of other kinds are named then, or logged.
     Raises WorldError for a folder that can't be read.
     """
-    names = _files(folder, "", ())
+    return shards_among(_files(folder, "", ()), folder)
+
+
+def shards_among(names: Sequence[str], folder: str) -> tuple[str, ...]:
+    """Give those of a folder's files that are shards, as `find_shards` does; folder: for messages.
+
+    names: of all that is there and not hidden, relative to it.
+    """
     _refuse_several_datasets(folder, names)
     shards = sorted((n for n in names if n.endswith(SHARD_SUFFIXES)), key=os.fsencode)
     others = [n for n in names if n.endswith(_OTHER_SUFFIXES)]
@@ -159,7 +148,7 @@ def _refuse_twice(folder: str, shards: Sequence[str]) -> None:
             )
 
 
-def _refuse_several_datasets(folder: str, names: list[str]) -> None:
+def _refuse_several_datasets(folder: str, names: Sequence[str]) -> None:
     """Folders with manifests of their own, `train` and `val` say, are datasets, and not one."""
     inside = {name.rpartition("/")[0] for name in names if name.endswith(f"/{MANIFEST_NAME}")}
     datasets = sorted(inside & {n.rpartition("/")[0] for n in names if n.endswith(SHARD_SUFFIXES)})

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shardloader.errors import WorldError
+from shardloader.errors import UsageError, WorldError
 from shardloader.format.foreign import packing_of
 from shardloader.format.index import SampleIndex
 from shardloader.format.tar_header import BLOCK_BYTES
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shardloader.format.unpacking import Limits
     from shardloader.reading.cache import Cache
     from shardloader.reading.diary import Diary
+    from shardloader.reading.remote import RemoteFile
 
 
 PIECE_BYTES: Final = 1 << 20  # of a compressed file, handed on at a time
@@ -48,20 +49,26 @@ class Tar(NamedTuple):
 
 def map_tar(
     path: str,
-    cache: Cache,
+    cache: Cache | None,
     *,
     make_way: Callable[[], None] | None = None,
     diary: Diary | None = None,
 ) -> Tar:
     """Map the tar of a local shard; see `Cache.tar`, also for what is raised.
 
-    With the cache's `copy_local` a plain one is copied into it, too.
+    With the cache's `copy_local` a plain one is copied into it, too. Raises UsageError for a
+    compressed one where there is no cache.
     """
-    if cache.copy_local:
+    if cache is not None and cache.copy_local:
         return _copied(path, cache, make_way, diary)
     data = map_file(path)
     if packing_of(bytes(data[:BLOCK_BYTES])) is None:
         return Tar(data, path, None)
+    if cache is None:
+        raise UsageError(
+            f"{path}: a compressed shard is unpacked into the node's cache, and cache=None was "
+            "given: give cache=shardloader.Cache(folder), or write the shards with compression=None"
+        )
     size = len(data)
     del data
     unpacked = cache.tar(LocalFile(path), make_way=make_way, diary=diary)
@@ -115,6 +122,29 @@ def unpack_for_a_look(
     return Tar(unpacked, unpacked_name(path) if is_packed else path, None)
 
 
+def copy_for_a_look(file: RemoteFile, see: Callable[[bytes], object] = len) -> memoryview:
+    """Map a remote file's bytes, fetched into a file without a name, which goes with the map.
+
+    see: is given the bytes on their way, piece after piece. Raises WorldError where the store fails
+    or there is no room for them.
+    """
+    size = file.status().size
+    if not size:
+        return memoryview(file.whole())
+    try:
+        with tempfile.TemporaryFile() as copy:
+            for piece in file.pieces(size=size):
+                see(piece)
+                copy.write(piece)
+            copy.flush()
+            return memoryview(mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise WorldError(
+            f"{file.name}: it is fetched into a file under {tempfile.gettempdir()}, and that "
+            f"failed: {error.strerror or error}; set TMPDIR to a folder with room"
+        ) from error
+
+
 def index_of(tar: Tar) -> tuple[SampleIndex, tuple[Notice, ...]]:
     """Index a tar; give what was odd in it as well. Raises ShardError where it is damaged."""
     index, notices = SampleIndex.build(tar.data, shard=tar.name)
@@ -127,7 +157,7 @@ def whole_of(tar: Tar) -> tuple[SampleIndex, tuple[Notice, ...]]:
     return replace(index, compressed_bytes=tar.compressed_bytes), notices
 
 
-def block_before(path: str, stop: int, cache: Cache) -> bytes | None:
+def block_before(path: str, stop: int, cache: Cache | None) -> bytes | None:
     """The block of a compressed shard's tar that ends at byte `stop`; None of a plain shard.
 
     Nothing is cached, nothing behind it is read, and nothing before it is kept.
@@ -136,7 +166,8 @@ def block_before(path: str, stop: int, cache: Cache) -> bytes | None:
     if packing_of(bytes(first)) is None:
         return None
     found, left = bytearray(), stop - BLOCK_BYTES  # and so many bytes to pass over
-    for piece in tar_pieces(LocalFile(path).pieces(), shard=path, limits=cache.limits):
+    limits = None if cache is None else cache.limits
+    for piece in tar_pieces(LocalFile(path).pieces(), shard=path, limits=limits):
         found += piece[max(0, left) :]
         left -= len(piece)
         if len(found) >= BLOCK_BYTES:

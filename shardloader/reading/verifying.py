@@ -11,18 +11,19 @@ import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardloader.errors import ManifestError, UsageError, WorldError
 from shardloader.format.comparing import Listed
 from shardloader.format.findings import FAULT, Finding
 from shardloader.reading.crew import Killed, work_through
 from shardloader.reading.indexing import read_manifest
+from shardloader.reading.remote_source import no_manifest, place_of
 from shardloader.reading.shard_check import CheckedShard, ShardToCheck, check_shard
-from shardloader.reading.source import UNFINISHED_NAME, find_shards, resolve
+from shardloader.reading.source import INDEX_SUFFIX, UNFINISHED_NAME, find_shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardloader.format.manifest import Manifest
     from shardloader.format.unpacking import Limits
@@ -72,6 +73,7 @@ def verify_dataset(
     source: SourceText,
     *,
     index_dir: PathText | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     num_processes: int | None = None,
     decode: DecodeTable | None = None,
     limits: Limits | None = None,
@@ -82,9 +84,10 @@ def verify_dataset(
     `decode` is a table that every field is to be decoded with, None for none; `limits` says how far
     a compressed shard may expand, which is unpacked for the look alone. `watch` is given the number
     of shards and gives what to call for each that is done. A KeyboardInterrupt ends it with what it
-    had. Raises UsageError for what is no dataset.
+    had. Remote shards are fetched one by one a process, into files without a name. Raises
+    UsageError for what is no dataset, and for a remote folder without a manifest.
     """
-    place = resolve(source, index_dir=index_dir)
+    place = place_of(source, index_dir=index_dir, storage_options=storage_options)
     plan = _planned(place)
     # In the function and not in the jobs: it is forked, and need not be pickled.
     work = partial(check_shard, decode=decode, limits=limits)
@@ -121,7 +124,7 @@ def _check_all(
 def _planned(place: Source) -> _Plan:
     """Decide what is to be checked, from the manifest and the names in the folder."""
     manifest, findings = _manifest(place)
-    if place.names is None and (Path(place.root) / UNFINISHED_NAME).exists():
+    if place.names is None and place.store is None and _is_unfinished(place):
         told = "a writer was broken off in this folder, or still writes"
         findings.append(Finding(kind="unfinished_writer", told=told))
     listed = {} if manifest is None else _by_name(manifest)
@@ -138,6 +141,10 @@ def _planned(place: Source) -> _Plan:
     return _Plan(shards=shards, manifest=manifest, findings=tuple(findings))
 
 
+def _is_unfinished(place: Source) -> bool:
+    return (Path(place.root) / UNFINISHED_NAME).exists()
+
+
 def shards_to_check(place: Source) -> tuple[ShardToCheck, ...]:
     """Give what `check_shard` takes for every shard that a dataset lists or has."""
     return _planned(place).shards
@@ -149,6 +156,10 @@ def _to_check(place: Source, name: str, listed: Listed | None) -> ShardToCheck:
         path=place.shard_path(name),
         index_path=place.index_path(name),
         listed=listed,
+        file=None if place.store is None else place.store.at(name),
+        index_file=None
+        if place.index_store is None
+        else place.index_store.at(f"{name}{INDEX_SUFFIX}"),
     )
 
 
@@ -187,6 +198,10 @@ def _there(place: Source, *, required: bool) -> Sequence[str]:
     """List the shards that are there; without a manifest there is at least one."""
     if place.names is not None:
         return place.names
+    if place.store is not None:
+        if required:
+            raise no_manifest(place)
+        return ()  # a store's folder is not listed
     try:
         return find_shards(place.root)
     except UsageError:

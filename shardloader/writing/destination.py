@@ -30,6 +30,7 @@ from shardloader.writing.sources.folder_tree import CLASS_MAP_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from shardloader.writing.journal import Line
     from shardloader.writing.pattern import ShardPattern
@@ -47,9 +48,14 @@ _OLD_MANIFEST = re.compile(r"manifest-[0-9a-f]{32}\.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What to remove, in this order, before writing; or why not to write at all."""
+    """What to remove, in this order; or why not to write at all.
+
+    `remove` goes before writing. `replace` is a dataset, and goes when there is something to take
+    its place.
+    """
 
     remove: tuple[str, ...] = ()
+    replace: tuple[str, ...] = ()
     refusal: str | None = None
 
 
@@ -91,8 +97,10 @@ def judge(names: Iterable[str], pattern: ShardPattern, *, mode: Mode) -> Verdict
             refusal=f"it holds {_some(foreign)}, which this pattern does not make and "
             "overwrite=True does not remove: give another folder, or the pattern of those shards"
         )
-    reports = [name for name in names if name in _BESIDE] if manifests else []
-    return Verdict(remove=(*manifests, *old, *reports, *own, *leftovers))
+    if not manifests:
+        return Verdict(remove=(*old, *own, *leftovers))
+    reports = [name for name in names if name in _BESIDE]
+    return Verdict(remove=tuple(leftovers), replace=(*manifests, *old, *reports, *own))
 
 
 def _judged_append(manifests: list[str], leftovers: list[str]) -> Verdict:
@@ -114,6 +122,8 @@ class Destination:
         self._journal = JournalFile(place, UNFINISHED_NAME)
         self._base: Manifest | None = None
         self._fingerprint: str | None = None  # of a write that can be repeated
+        self._replaced: tuple[str, ...] = ()  # what is yet to be removed
+        self._is_replacing = False
 
     def appended(self, fingerprint: str) -> tuple[str, ...]:
         """Give the shards of the dataset there that the same write appended to it."""
@@ -168,9 +178,18 @@ class Destination:
             self._journal.begin(fingerprint=fingerprint, base=interrupted.base, lines=lines)
             return Begun(base=self._base, lines=lines)
 
-    def publish_shard(self, sealed: Sealed, line: Line | None = None) -> None:
-        """Give a shard its name, after its index, and after its line in the journal."""
+    def publish_shard(
+        self, sealed: Sealed, line: Line | None = None, *, keep: Path | None = None
+    ) -> None:
+        """Give a shard its name, after its index, and after its line in the journal.
+
+        The first one takes the place of the dataset that is overwritten. `keep` is a temporary
+        file that whoever goes on from the line needs.
+        """
         name = sealed.finished.name
+        self._make_way()
+        if keep is not None:
+            self.place.keep(keep)
         if line is not None:
             self._journal.add(line)
         self.place.publish(f"{name}{INDEX_SUFFIX}", sealed.index)
@@ -182,6 +201,7 @@ class Destination:
         One that was appended to stays under its digest, and of a write that can be repeated it is
         noted what it appended. Raises WorldError if the disk fails.
         """
+        self._make_way()
         base = self._base
         if base is not None and base.digest != manifest.digest:
             self.place.publish(earlier_manifest_name(base.digest), base.to_json_bytes())
@@ -209,14 +229,15 @@ class Destination:
     def abandon(self, *, is_begun: bool, keep_work: bool = False) -> None:
         """Let other writers in after a failure; shards that there are stay marked as no dataset.
 
-        Where nothing is begun there is nothing to mark; `keep_work` keeps what a repeated write
-        goes on from. A store that fails here too is not told of a second time.
+        Where nothing is begun there is nothing to mark, unless what was there is half removed;
+        `keep_work` keeps what a repeated write goes on from. A store that fails here too is not
+        told of a second time.
         """
         try:
             if self.place.is_held:
                 if not keep_work:
                     self.place.clear_work()
-                if not is_begun:
+                if not (is_begun or self._is_replacing):
                     self.place.remove(UNFINISHED_NAME)
         except StoreError as error:
             _log.warning("%s", error)
@@ -252,6 +273,7 @@ class Destination:
         else:
             self._journal.begin(fingerprint=fingerprint, base=base, lines=())
         self._remove(verdict.remove)
+        self._replaced = verdict.replace
         return Begun(base=self._base)
 
     def _clear_again(self) -> None:
@@ -264,6 +286,13 @@ class Destination:
         verdict = judge(names, self._pattern, mode=mode)
         self._refuse(verdict)
         self._remove(name for name in verdict.remove if name != WORK_NAME)
+        self._replaced = verdict.replace
+
+    def _make_way(self) -> None:
+        """Remove the dataset that is overwritten, if that was not done yet."""
+        names, self._replaced = self._replaced, ()
+        self._is_replacing |= bool(names)
+        self._remove(names)
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:

@@ -83,7 +83,12 @@ def encode_sample(sample: Mapping[str, Any]) -> EncodedSample:
 
 def checked(sample: Mapping[str, Any]) -> tuple[str, Layout]:
     """Return the key and the layout of a sample; raises SampleError for names it can't have."""
-    key: Any = sample.get("__key__")
+    try:
+        key: Any = sample.get("__key__")
+    except AttributeError:
+        raise SampleError(
+            f"a sample is a mapping of '__key__' and fields, not {type(sample).__name__}"
+        ) from None
     # letters and digits, as most keys are, need no closer look
     is_simple = type(key) is str and key.isalnum() and key.isascii() and len(key) < 256
     if not is_simple:

@@ -478,7 +478,6 @@ class _Write:
             ended = self._ended.popleft()
             refusals = self._list()
             refusals.sync()
-            self._place.keep(refusals.path)
             line = Line(shard=sealed.finished, **ended._asdict())
-            self._destination.publish_shard(sealed, line)
+            self._destination.publish_shard(sealed, line, keep=refusals.path)
             self._shards.append(sealed.finished)

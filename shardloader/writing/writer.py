@@ -7,6 +7,7 @@ file, `destination` the folder. What the reader of this module must know:
   the writer was closed without an error. A folder without a manifest is no finished dataset.
 - The same samples and options give the same bytes, whatever the clock, user, umask or locale.
 - A refused sample leaves no byte, and the writer goes on; after a failed disk it does not.
+- A writer is its process's: in a forked child it refuses, and what the parent writes stays whole.
 - A key may not come back within a shard, nor be the last key of the shard before. Farther back
   is not remembered, so memory stays bounded by one shard; a reader takes shards apart anyway.
 """
@@ -17,6 +18,7 @@ import logging
 import os
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, Self
+from weakref import WeakSet
 
 from shardloader.errors import SampleError, UsageError
 from shardloader.reading.sizes import parse_bytes
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from shardloader.writing.tarring import TarredSample
 
 _BROKEN_OFF = "broken off"
+_LEFT_TO_PARENT = "opened by the process that this one was forked from"
 _NO_DATASET = ", so what was written is no whole dataset"
 _log = logging.getLogger("shardloader")
 
@@ -62,14 +65,16 @@ class ShardWriter:
     `max_samples` samples, or before the sample that would make the *file* longer than `max_bytes`
     (an int, or a text such as "200MB" or "1GiB"); a sample that is longer by itself gets a shard
     of its own. The folder may hold no shard and no manifest, unless `overwrite=True`, which
-    first removes what a writer with this pattern made, and nothing else; or `append=True`, which
-    adds shards to the dataset there and keeps its manifest as `manifest-DIGEST.json`.
+    removes what a writer with this pattern made, and nothing else, once its own first shard is
+    whole; or `append=True`, which adds shards to the dataset there and keeps its manifest as
+    `manifest-DIGEST.json`.
 
     `compression="zstd"` writes `.tar.zst` shards, a frame for every `frame_samples` samples, or
     for 16 MiB of them if that is less, so that reading one sample costs one frame; `max_bytes` is
     then of the compressed file.
 
-    The folder is touched first by `with` or the first `write`. Raises UsageError for options that
+    One thread at a time may use a writer, and no process that was forked from its own. The folder
+    is touched first by `with` or the first `write`. Raises UsageError for options that
     make no sense and for a folder that is in use or not empty, WorldError if the disk or the store
     fails.
 
@@ -117,7 +122,6 @@ class ShardWriter:
         self._waiting_bytes = 0
         self._last_key: str | None = None
         self._manifest: Manifest | None = None
-        self._pid = os.getpid()
 
     @property
     def folder(self) -> Path | str:
@@ -194,7 +198,7 @@ class ShardWriter:
 
     def abort(self) -> None:
         """Remove the open shard and stop; finished shards stay, no manifest is published."""
-        if self._state in {"closed", _BROKEN_OFF}:
+        if self._state in {"closed", _BROKEN_OFF, _LEFT_TO_PARENT}:
             return
         was_open, self._state = self._state == "open", _BROKEN_OFF
         self._manifest = None
@@ -231,8 +235,7 @@ class ShardWriter:
             self.abort()
 
     def __del__(self) -> None:
-        # in a forked child the writer, its file and its lock are the parent's
-        if self._state == "open" and self._pid == os.getpid():
+        if self._state == "open":
             warnings.warn(
                 f"a ShardWriter to {str(self.folder)!r} was never closed: its last shard is lost; "
                 "use it in a with statement",
@@ -252,6 +255,12 @@ class ShardWriter:
         self._base = begun.base
         self._first_number = next_number(begun.base, self._pattern)
         self._state = "open"
+        _opened.add(self)
+
+    def _leave_to_parent(self) -> None:
+        """Stop in a forked child: the writer, its file and its lock are the parent's."""
+        if self._state == "open":
+            self._state = _LEFT_TO_PARENT
 
     def _check_key_is_new(self, key: str) -> None:
         is_here = self._shard is not None and key in self._shard.keys
@@ -304,3 +313,14 @@ class ShardWriter:
             self._destination.publish_shard(sealed)
             self._finished.append(sealed.finished)
             self._shard = self._plain = self._framed = None
+
+
+_opened: WeakSet[ShardWriter] = WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for writer in _opened:
+        writer._leave_to_parent()  # noqa: SLF001  (its own class)
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)

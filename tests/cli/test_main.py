@@ -140,7 +140,7 @@ def test_the_version_is_the_packages(run):
         ["plan", "corpus", "--batch-size", "1", "--state", "list.json"],
         ["info", "nowhere"],
         ["info", "empty"],
-        ["info", "s3://bucket/corpus"],
+        ["info", "simplecache::s3://bucket/corpus"],
         ["index", "nowhere"],
         ["index", "empty"],
         ["index", "corpus", "--workers", "0"],

@@ -257,10 +257,10 @@ def test_a_broken_off_write_is_finished_by_the_same_command(place, run, monkeypa
     rows_file(place)
     publish = Destination.publish_shard
 
-    def failing(destination, sealed, line=None):
+    def failing(destination, sealed, line=None, **options):
         if sealed.finished.name == "shard-000002.tar":
             raise WorldError("the disk is full")
-        publish(destination, sealed, line)
+        publish(destination, sealed, line, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(Destination, "publish_shard", failing)

@@ -15,7 +15,7 @@ import shardloader as sl
 from shardloader.errors import ManifestError
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.indexing import index_dataset
-from shardloader.reading.shard import ShardPool
+from shardloader.reading.pool import ShardPool
 from tests.corpora import contents, loader_of, make_corpus
 from tests.servers.plan import Fault, Plan
 from tests.servers.proxy import FaultProxy

@@ -24,7 +24,7 @@ from shardloader.dataset.skipping import loading_kind
 from shardloader.errors import ManifestError, ShardError, StoreError, UsageError
 from shardloader.reading.catalog import earlier, open_catalog
 from shardloader.reading.indexing import index_dataset
-from shardloader.reading.shard import ShardPool
+from shardloader.reading.pool import ShardPool
 from tests.corpora import (
     contents,
     dataset_of,
@@ -349,7 +349,8 @@ def test_a_store_that_fails_ends_a_run_that_skips_bad_shards(server, cache, num_
     loader = make(url_of(server), num_workers, cache=cache, on_error="skip", shuffle=False)
     with raises_in_worker(StoreError, "credentials"):
         contents(loader)
-    assert server.asked["GET", SHARD] == 2
+    # Once more with a new client, and before that perhaps so by whoever fetches ahead.
+    assert server.asked["GET", SHARD] in {2, 4}
     assert loading_kind(StoreError("it does not answer")) is None
 
 
@@ -389,24 +390,27 @@ def test_the_manifest_of_a_dataset_that_grew_is_found(server):
 @pytest.mark.parametrize(
     "source",
     [
-        "s3://user:p4ss@b/{000..003}.tar",
-        "s3://b/c/000.tar?token=p4ss",
         "simplecache::s3://b/c?token=p4ss",
         "s3://user:p4ss@b/c::s3://b/d",
-        ["s3://user:p4ss@b/c/000.tar"],
+        ["s3://user:p4ss@b/c/000.tar", "/c/001.tar"],
+        ["s3://user:p4ss@b/c/000.tar", "s3://other/c/001.tar"],
+        ["s3://b/c/000.tar?token=p4ss", "s3://b/c/001.tar?token=p4ss2"],
+        ["s3://b/c/000.tar?token=p4ss", "s3://b/c/000.tar?token=p4ss"],
+        ["s3://user:p4ss@000.tar"],
     ],
 )
-def test_what_is_not_a_remote_folder_is_refused_in_words(source):
-    with pytest.raises(UsageError) as caught:
+def test_what_is_no_dataset_of_one_store_is_refused_in_words(source):
+    with pytest.raises(
+        UsageError, match=r"the shards of one|each shard once|a path|is a URL"
+    ) as no:
         open_catalog(source)
-    assert "p4ss" not in str(caught.value)
-    assert "folder" in str(caught.value)
+    assert "p4ss" not in str(no.value)
 
 
 def test_options_of_a_store_need_a_url_and_are_a_mapping(tmp_path):
     with pytest.raises(UsageError, match="storage_options"):
         open_catalog(tmp_path, storage_options={"anon": True})
-    with pytest.raises(UsageError, match="index_dir"):
+    with pytest.raises(UsageError, match=r"manifest\.json.*index_dir|--index-dir"):
         open_catalog("memory://x", index_dir=tmp_path)
     with pytest.raises(UsageError, match="a mapping") as caught:
         sl.ShardDataset("memory://x", storage_options="s3cret")  # type: ignore[arg-type]
@@ -425,6 +429,3 @@ def test_the_command_line_plans_and_shows_a_remote_dataset(server, capsys, cache
         assert "s3cret" not in told
     assert main(["show", url_of(server), "--sample", "6", "-v"]) == 0
     assert "000006" in capsys.readouterr().out
-    for command in ("info", "index", "verify", "bench"):
-        assert main([command, url_of(server)]) == 2
-        assert "local" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 import shardloader as sl
 from shardloader.errors import ManifestError
 from shardloader.reading.catalog import open_catalog
-from shardloader.reading.shard import ShardPool
+from shardloader.reading.pool import ShardPool
 from tests.shards import write_shard
 
 COUNTS = (3, 0, 5, 2)

@@ -113,11 +113,11 @@ def test_a_write_that_broke_off_is_finished_without_writing_a_shard_twice(
     published: list[str] = []
     publish = Destination.publish_shard
 
-    def failing(destination, sealed, line=None):
+    def failing(destination, sealed, line=None, **options):
         if len(published) % 2 == 1:
             published.append("broken off")
             raise WorldError("the disk is full")
-        publish(destination, sealed, line)
+        publish(destination, sealed, line, **options)
         published.append(sealed.finished.name)
 
     monkeypatch.setattr(Destination, "publish_shard", failing)

@@ -18,7 +18,7 @@ from shardloader.reading.cache import Cache
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.filling import Filling
 from shardloader.reading.indexing import index_dataset
-from shardloader.reading.shard import ShardPool
+from shardloader.reading.pool import ShardPool
 from tests.corpora import (
     contents,
     dataset_of,
@@ -175,7 +175,7 @@ def test_a_dataset_without_a_cache_argument_uses_the_users_own(packed, tmp_path,
 
 
 def test_another_thing_than_a_cache_is_refused_in_words(packed):
-    with pytest.raises(sl.UsageError, match=r"cache= takes a Cache\(folder"):
+    with pytest.raises(sl.UsageError, match=r"cache= is a Cache\(folder"):
         dataset_of(packed, cache="/nvme")
 
 

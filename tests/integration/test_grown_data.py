@@ -13,6 +13,7 @@ from shardloader.order import agreement
 from tests.corpora import each_once
 
 BEFORE, AFTER = 40, 65
+_OF_DATASET = ("steps_per_epoch", "on_error", "even")
 
 
 def write(folder, start, stop, *, append=False):
@@ -34,7 +35,7 @@ def loader_of(corpus, *, rank=0, world_size=1, num_workers=0, on_change="next-ep
         shuffle=sl.Shuffle(window=7),
         on_change=on_change,
         topology=sl.Topology(rank=rank, world_size=world_size),
-        **{name: options.pop(name) for name in ("steps_per_epoch", "on_error") if name in options},
+        **{name: options.pop(name) for name in _OF_DATASET if name in options},
     )
     loader: Any = sl.ShardLoader(dataset, batch_size=3, num_workers=num_workers, **options)
     return loader

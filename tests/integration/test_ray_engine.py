@@ -86,8 +86,8 @@ def test_a_cluster_writes_the_bytes_of_one_process_also_when_it_loses_a_node(
     published: list[str] = []
     publish = Destination.publish_shard
 
-    def publish_and_kill(destination: Any, sealed: Any, line: Any = None) -> None:
-        publish(destination, sealed, line)
+    def publish_and_kill(destination: Any, sealed: Any, line: Any = None, **options: Any) -> None:
+        publish(destination, sealed, line, **options)
         published.append(sealed.finished.name)
         if len(published) == 2:
             cluster.remove_node(doomed, allow_graceful=False)

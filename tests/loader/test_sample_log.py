@@ -10,6 +10,7 @@ import pytest
 
 import shardloader as sl
 from shardloader.planning.audit import audit_logs
+from shardloader.planning.sample_log import LOG_VERSION
 from tests.corpora import kept_corpus, loader_of, loaders_of
 from tests.troubled import RefuseSome, troubled_corpus
 
@@ -99,8 +100,8 @@ def test_two_epochs_in_one_order_are_found(tmp_path):
 def test_a_log_of_an_older_version_is_refused_in_words(tmp_path):
     run(tmp_path, attempt=1, world_size=1, steps=2)
     (path,) = tmp_path.iterdir()
-    path.write_text(path.read_text().replace('"version":3', '"version":1'))
-    with pytest.raises(sl.DataError, match=r"jsonl: .* versions 2 and 3, and this .* version 1: "):
+    path.write_text(path.read_text().replace(f'"version":{LOG_VERSION}', '"version":1'))
+    with pytest.raises(sl.DataError, match=r"jsonl: .* versions 2, 3, 4, and this .* version 1: "):
         audit_logs(tmp_path)
 
 

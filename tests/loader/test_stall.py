@@ -18,7 +18,7 @@ from shardloader.loader import progress
 from shardloader.loader.stall import OF_STAGES, Vigil, told
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.diary import Diary, Stage
-from shardloader.reading.shard import ShardPool
+from shardloader.reading.pool import ShardPool
 from tests.corpora import contents, kept_corpus, loader_of
 from tests.loader.stalls import PATIENCE_S, HangsAt
 from tests.reading.http_store import HttpStore

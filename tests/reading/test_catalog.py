@@ -134,7 +134,6 @@ def test_a_read_only_list_whose_indexes_are_there_needs_no_index_dir(folder, mon
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["https://host/x.tar"], "is a URL"),
         ("simplecache::s3://bucket/x.tar", "is a URL"),
         ([], "at least one shard"),
         ("missing", "there is no 'missing'"),

@@ -14,14 +14,16 @@ from typing import Any
 
 import pytest
 
-from shardloader.reading import prefetch
+from shardloader.reading import fetching
 from shardloader.reading.cache import Cache, key_of_identity
 from shardloader.reading.cache_folder import CacheFolder
+from shardloader.reading.cached_sizes import goes_through_cache
 from shardloader.reading.catalog import open_catalog
+from shardloader.reading.fetching import Block
 from shardloader.reading.needs import Coming, Need
 from shardloader.reading.needs_files import told_needs
-from shardloader.reading.prefetch import Block, Prefetcher, goes_through_cache
-from shardloader.reading.shard import ShardPool
+from shardloader.reading.pool import ShardPool
+from shardloader.reading.prefetch import Prefetcher
 from tests.corpora import kept_corpus
 from tests.reading.http_store import HttpStore
 from tests.reading.origins import FORK, files, wait_for
@@ -120,7 +122,7 @@ def begin(catalog):
 def test_what_comes_next_is_fetched_first_and_no_more_than_the_bound(
     begin, catalog, store, size, monkeypatch
 ):
-    monkeypatch.setattr(prefetch, "NUM_THREADS", 1)
+    monkeypatch.setattr(fetching, "NUM_THREADS", 1)
     ahead = begin([5, 2, 7, 0, 1, 3, 4, 6], 2 * size)
     ahead.move_to(0, 1)
     eventually(lambda: there(catalog) == {5, 2, 7})
@@ -174,7 +176,7 @@ def test_a_fetch_for_later_pauses_while_the_reader_waits_unless_it_is_waited_for
     with ahead.waiting():
         assert session.has_to_pause(5)
         assert not session.has_to_pause(0)
-        fetch = prefetch._Fetch(session, Coming(5, 1, 1))
+        fetch = fetching.Fetch(session, Coming(5, 1, 1))
         fetch.go_on(lambda: True)
         assert session.has_to_pause(5)
     fetch.go_on(lambda: False)
@@ -185,7 +187,7 @@ def test_room_that_a_fetch_ahead_has_taken_is_given_to_the_reader(store, size, t
     room = Cache(tmp_path / "cache", max_bytes=size + 4000)  # a tar and indexes
     catalog = open_catalog(store.url, cache=room)
     held = threading.Event()
-    real = prefetch._Fetch.go_on
+    real = fetching.Fetch.go_on
 
     def go_on(fetch, is_wanted):
         held.set()
@@ -193,7 +195,7 @@ def test_room_that_a_fetch_ahead_has_taken_is_given_to_the_reader(store, size, t
         real(fetch, is_wanted)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefetch._Fetch, "go_on", go_on)
+        patch.setattr(fetching.Fetch, "go_on", go_on)
         ahead = Prefetcher(catalog, share_bytes=size)
         ahead.begin(steps_of([2, 7]))
         ahead.move_to(0, 1)
@@ -291,7 +293,8 @@ def test_a_process_ends_though_something_is_fetched_ahead(store, tmp_path):
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.cache import Cache
 from shardloader.reading.needs import Need
-from shardloader.reading.prefetch import Block, Prefetcher
+from shardloader.reading.fetching import Block
+from shardloader.reading.prefetch import Prefetcher
 import time
 catalog = open_catalog({store.url!r}, cache=Cache({str(tmp_path / "c")!r}, max_bytes="1MB"))
 ahead = Prefetcher(catalog, share_bytes=10**6)

@@ -23,7 +23,7 @@ import shardloader.cli.index, shardloader.cli.verify, shardloader.cli.info
 from shardloader.cli import main
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.decode import resolve
-from shardloader.reading.shard import ShardPool
+from shardloader.reading.pool import ShardPool
 
 sys.addaudithook(watch)
 corpus = sys.argv[1]

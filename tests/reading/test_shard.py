@@ -20,7 +20,8 @@ from shardloader.format.tar_header import END_OF_ARCHIVE, member_header
 from shardloader.reading.catalog import Catalog, open_catalog
 from shardloader.reading.extents import LARGE_BYTES, locate
 from shardloader.reading.indexing import index_dataset
-from shardloader.reading.shard import Shard, ShardPool
+from shardloader.reading.pool import ShardPool
+from shardloader.reading.shard import Shard
 from shardloader.reading.store import map_file
 from tests.shards import tar_bytes, write_shard
 

@@ -504,7 +504,7 @@ def test_a_writer_killed_while_it_clears_a_folder_leaves_no_dataset(
             unlink(path, missing_ok=missing_ok)
 
         monkeypatch.setattr(Path, "unlink", killed)
-        ShardWriter(tmp_path, overwrite=True).__enter__()
+        write(tmp_path, [small(0)], overwrite=True)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     if (tmp_path / "manifest.json").exists():
@@ -512,3 +512,33 @@ def test_a_writer_killed_while_it_clears_a_folder_leaves_no_dataset(
     else:
         with pytest.raises(UsageError, match="a writer was broken off here"):
             open_catalog(tmp_path)
+
+
+def test_a_forked_child_cannot_write_or_end_what_its_parent_writes(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, max_samples=2) as writer:
+        writer.write(small(0))
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for act in (lambda: writer.write(small(7)), writer.close):
+                try:
+                    act()
+                except UsageError:
+                    refused += 1
+            writer.abort()  # as a with statement does after an error: nothing
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        assert "manifest.json" not in listing(tmp_path)
+        writer.write(small(1))
+    assert [key for key, _ in read(tmp_path)] == ["000000", "000001"]
+
+
+@pytest.mark.parametrize("sample", [None, 5, [("__key__", "a")], "text"], ids=repr)
+def test_what_is_no_mapping_is_refused_and_the_writer_goes_on(
+    tmp_path: Path, sample: object
+) -> None:
+    with ShardWriter(tmp_path) as writer:
+        with pytest.raises(SampleError, match="a sample is a mapping"):
+            writer.write(sample)  # type: ignore[arg-type]
+        writer.write(small(0))
+    assert [key for key, _ in read(tmp_path)] == ["000000"]
