@@ -15,6 +15,7 @@ import argparse
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.feeding.machine import machine
+from benchmarks.feeding.peers import ensure
 from benchmarks.feeding.processes import PEERS_PYTHON, ROOT
 from benchmarks.link.corpus import Corpus
 from benchmarks.link.loaders import BUCKET, LIMIT, LOADERS, Loader
@@ -114,6 +116,8 @@ def report(options: argparse.Namespace) -> dict[str, Any]:
     """Measure, write both files, and return what the JSON holds."""
     corpus = SMALL if options.small else FULL._replace(shard_samples=options.shard_samples)
     loaders, peers = chosen(options), ROOT / options.peers
+    if peers == ROOT / PEERS_PYTHON and any(each.is_peer for each in loaders):
+        ensure()
     about = {
         "command": shlex.join(["python", "-m", "benchmarks.link", *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
@@ -157,6 +161,7 @@ def report(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Run the command line."""
     options = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     try:
         report(options)
     except NoHostsError as error:

@@ -177,7 +177,10 @@ def _samples_in(file: Any) -> Iterator[dict[str, bytes]]:
 
 def _litdata(place: Place) -> Opened:
     from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming import downloader
 
+    # its faster client refuses http:// and takes no option from outside that says otherwise
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # noqa: SLF001
     dataset = StreamingDataset(
         f"s3://{BUCKET}/litdata",
         cache_dir=str(place.cache / "chunks"),

@@ -18,17 +18,17 @@ from typing import Any
 
 from benchmarks.feeding.measure import versions_of
 from benchmarks.feeding.processes import descendants
-from benchmarks.link.loaders import Loader, Opened, Place, find
+from benchmarks.link.loaders import Opened, Place, find
 
 
-def read(loader: Loader, opened: Opened, *, middle: int, state: Path) -> dict[str, Any]:
+def read(opened: Opened, *, middle: int, state: Path) -> dict[str, Any]:
     """Read everything; what came, and when."""
     first_at, samples, total, is_saved = 0.0, 0, 0, False
     for batch in opened.batches:
         first_at = first_at or time.monotonic()
         samples += len(batch["digests"])
         total += sum(batch["digests"])
-        if loader.resumes and samples >= middle and not is_saved:
+        if samples >= middle and not is_saved:
             is_saved = True
             state.write_text(json.dumps(opened.save()))
     return {
@@ -63,7 +63,7 @@ def main() -> None:
         next(iter(opened.batches))
         found: dict[str, Any] = {"first_at": time.monotonic()}
     else:
-        found = read(loader, opened, middle=middle, state=state)
+        found = read(opened, middle=middle, state=state)
     found |= {"opened_at": opened_at, "cpu_s": cpu_seconds()}
     print("\n" + json.dumps({**found, "versions": versions_of(loader.packages)}), flush=True)
     # libraries with threads of their own may hang when they are torn down; the host ends the rest

@@ -171,15 +171,13 @@ class Link:
             return figures
         took = found["done_at"] - found["opened_at"]
         given = self._setting.corpus.payload_bytes if found["samples"] else body
-        is_limit = not found["samples"]
-        since = found["opened_at"] if is_limit else found["first_at"]
         return {
             **figures,
             "samples": found["samples"],
             "total": found["total"],
             "seconds": took,
             "bytes_per_s": given / took,
-            "wire_bytes_per_s": steady(self._meter(), since, found["done_at"]),
+            "steady_bytes_per_s": steady(self._meter(), found["opened_at"], found["done_at"]),
             "cpu_share": found["cpu_s"] / (found["done_at"] - started_at),
         }
 
@@ -190,15 +188,19 @@ class Link:
 
 
 def steady(meter: Iterator[tuple[float, int]], since: float, until: float) -> float:
-    """Bytes a second over the wire, from a moment on to when the last of them left.
+    """Bytes a second over the wire, in the second half of the bytes that left in between.
 
-    >>> steady(iter([(0.0, 0), (1.0, 0), (2.0, 70), (3.0, 100), (4.0, 101)]), 1.0, 4.0)
-    50.0
+    The last hundredth is left out: what comes at the very end are goodbyes.
+
+    >>> steady(iter([(0.0, 0), (1.0, 0), (2.0, 50), (4.0, 99), (5.0, 100), (9.0, 100)]), 0.0, 9.0)
+    24.5
     """
     read = [(at, sent) for at, sent in meter if since <= at <= until]
     if not read:
         return 0.0
-    (first, before), (_, after) = read[0], read[-1]
-    enough = before + 0.98 * (after - before)  # what follows are goodbyes
-    last, sent = next(each for each in read if each[1] >= enough)
-    return (sent - before) / (last - first) if last > first else 0.0
+    before, after = read[0][1], read[-1][1]
+    (first, half), (last, most) = (
+        next(each for each in read if each[1] >= before + share * (after - before))
+        for share in (0.5, 0.99)
+    )
+    return (most - half) / (last - first) if last > first else 0.0

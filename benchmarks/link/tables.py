@@ -26,19 +26,23 @@ interleaved: {rounds} of them. Medians, with the least and the most.
 
 curl is the limit: all tars, four at a time, to nowhere. *Whole pass*: the samples' bytes by the
 seconds from opening (after imports) to the last batch, a cold start in it; and the share of what
-curl got in the same round. *Steady*: bytes on the wire a second from the first batch on to when the
-last byte left the server, as a share of the same of curl. CPU: of all of the client's processes,
-1.0 is a core; imports are in it. First batch: from opening, in brackets from the process's start.
-*Resumed*: the same from the state in the middle of the pass.
+curl got in the same round. *Steady*: bytes on the wire a second, from when half of a pass's bytes
+had left the server on, as a share of the same of curl. MB sent: by the server in the whole pass;
+what is beyond curl's was sent twice. CPU: of all of the client's processes, 1.0 is a core; imports
+are in it. First batch: from opening, in brackets from the process's start. *Resumed*: the same from
+the state in the middle of the pass.
 """
 
 
 def shares(rounds: Sequence[Mapping[str, Any]], name: str, what: str) -> list[float]:
-    """A loader's figures by those of the limit in the same round."""
+    """A loader's figures by those of the limit in the same round.
+
+    A pass that is too short for the meter has none.
+    """
     return [
         each[name]["pass"][what] / each[LIMIT]["pass"][what]
         for each in rounds
-        if what in each.get(name, {}).get("pass", {}) and what in each[LIMIT]["pass"]
+        if what in each.get(name, {}).get("pass", {}) and each[LIMIT]["pass"].get(what)
     ]
 
 
@@ -70,7 +74,7 @@ def _row(rounds: Sequence[Mapping[str, Any]], name: str) -> str:
         name,
         spread(rate, "{:.1f}"),
         "1" if is_limit else spread(shares(rounds, name, "bytes_per_s")),
-        "1" if is_limit else spread(shares(rounds, name, "wire_bytes_per_s")),
+        "1" if is_limit else spread(shares(rounds, name, "steady_bytes_per_s")),
         spread(_values(rounds, name, "pass", "cpu_share")),
         spread(_values(rounds, name, "pass", "requests"), "{:.0f}"),
         spread([value / 1e6 for value in _values(rounds, name, "pass", "body_bytes")], "{:.0f}"),
