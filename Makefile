@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format fuzz oldest multinode nightly show bench clean
+.PHONY: help setup demo test check format fuzz oldest multinode nightly show bench link clean
 
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -64,6 +64,9 @@ show: $(STAMP) ## the figures of the README: planning, state and resume, measure
 bench: $(STAMP) ## feed from every loader, and write with every writer, side by side (SMALL=1: a quick look)
 	$(BIN)/python -m benchmarks.feeding $(if $(SMALL),--small)
 	$(BIN)/python -m benchmarks.writing $(if $(SMALL),--small)
+
+link: $(STAMP) ## read over a link of 1 Gbit/s, 50 ms a request, beside other loaders (root; SMALL=1: a quick look)
+	$(BIN)/python -m benchmarks.link $(if $(SMALL),--small)
 
 clean: ## remove what these verbs made
 	rm -rf $(VENV) .venv-oldest .demo .multinode benchmarks/.work benchmarks/.venv-peers

@@ -18,6 +18,7 @@ import os
 import re
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
@@ -42,17 +43,19 @@ from shardloader.reading.faults import (
     trouble_of,
     underlying,
 )
+from shardloader.reading.one_ahead import begun
 from shardloader.reading.patience import OPTION, Attempts, Patience, one_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from concurrent.futures import Future
 
 _T = TypeVar("_T")
 
 
 logger = logging.getLogger("shardloader")
 
-PIECE_BYTES: Final = 16 << 20  # asked for at once; memory holds one piece
+PIECE_BYTES: Final = 16 << 20  # asked for at once; memory holds two pieces of a file
 SHORT_BODIES: Final = 3  # in a row, of one piece, until that is an error
 _PARTS: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?:(?P<user>[^/?#]*)@)?")
 _TAGS: Final = ("ETag", "etag", "e_tag", "md5Hash", "Content-MD5", "Digest", "blob_id", "checksum")
@@ -372,18 +375,23 @@ class RemoteFile:
     def pieces(self, *, size: int, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Yield the bytes start..stop-1 of a file of that size, or all, by requests of 16 MiB.
 
-        A store without ranges gives all in one. Stops early where the store says that the file
-        does. Raises ShortBodyError, a StoreError, where it gives less without saying so.
+        Once a piece has come as it was asked for, the next is asked for while this one is used. A
+        store without ranges gives all in one. Stops early where the store says that the file does.
+        Raises ShortBodyError, a StoreError, where it gives less without saying so.
         """
         at = start
         end = size if stop is None else stop
+        coming: Future[bytes] | None = None
         while at < end:
+            to = min(at + PIECE_BYTES, end)
             try:
-                piece = self._piece(at, min(at + PIECE_BYTES, end), size)
+                piece = coming.result() if coming else self._piece(at, to, size)
             except PastEndError:
                 return
-            yield piece
             at += len(piece)
+            after = min(at + PIECE_BYTES, end)
+            coming = begun(partial(self._piece, at, after, size)) if at == to < end else None
+            yield piece
 
     def _piece(self, start: int, stop: int, size: int) -> bytes:
         """Read these bytes, and no others; or all from `start` on."""

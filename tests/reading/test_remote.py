@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import pickle
+import threading
 
 import aiohttp
 import fsspec
@@ -46,6 +48,31 @@ def test_a_file_comes_in_pieces_from_one_offset_to_the_next(server):
     pieces = list(file_of(server).pieces(size=len(CONTENT)))
     assert b"".join(pieces) == CONTENT
     assert [len(piece) for piece in pieces] == [4096, 4096, 2048]
+
+
+def test_the_next_piece_is_asked_for_while_one_is_used_and_no_more_than_that():
+    asked_again = threading.Event()
+
+    def content(_):
+        if next(requests) == 2:
+            asked_again.set()
+        return CONTENT
+
+    requests = itertools.count(1)
+    with HttpStore(content) as served:
+        pieces = file_of(served).pieces(size=len(CONTENT))
+        assert next(pieces) == CONTENT[:4096]
+        assert asked_again.wait(60)
+        del pieces
+    assert next(requests) == 3
+
+
+def test_what_befalls_the_next_piece_is_told_to_whoever_wants_it(server):
+    server.faults["GET", "corpus/a.tar"] = ["", *["503"] * 100]
+    pieces = file_of(server).pieces(size=len(CONTENT))
+    assert next(pieces) == CONTENT[:4096]
+    with pytest.raises(StoreError, match=r"after 4 attempts .*503"):
+        next(pieces)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,12 @@ class Command:
         for process in self._processes()[:1]:
             process.send_signal(number)
 
+    def wait(self, limit_s: float) -> int | None:
+        """The exit code once it has ended; None where it goes on for longer."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._entered.wait(limit_s)
+        return None
+
     def kill(self) -> None:
         """End the command and all that it started."""
         for process in self._processes():

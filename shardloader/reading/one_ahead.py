@@ -1,0 +1,37 @@
+"""How does the next piece arrive while this one is worked on?
+
+Each call has a thread of its own, which keeps no process alive: nobody waits for a call whose
+result is not wanted any more, and what it raises then is lost with it. What may be called ahead,
+and how far, is the caller's affair.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
+
+
+def begun(call: Callable[[], _T]) -> Future[_T]:
+    """Begin a call in a thread; its `result` waits for it, and raises what it raises.
+
+    >>> begun(lambda: 3).result()
+    3
+    """
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name="shardloader-one-ahead", daemon=True).start()
+    return future

@@ -1,0 +1,35 @@
+"""A call that is begun goes on by itself, and keeps nobody from ending."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from shardloader.reading.one_ahead import begun
+
+ENDLESS = """
+import threading
+from shardloader.reading.one_ahead import begun
+begun(threading.Event().wait)
+"""
+
+
+def test_a_call_goes_on_while_nobody_waits_for_it():
+    done = threading.Event()
+    coming = begun(done.set)
+    assert done.wait(60)
+    assert coming.result(60) is None
+
+
+def test_what_a_call_raises_is_raised_where_its_result_is_wanted():
+    nothing: list[int] = []
+    coming = begun(nothing.pop)
+    with pytest.raises(IndexError):
+        coming.result(60)
+
+
+def test_a_call_that_never_ends_keeps_no_process_alive():
+    subprocess.run([sys.executable, "-c", ENDLESS], check=True, timeout=120)
