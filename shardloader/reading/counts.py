@@ -17,7 +17,8 @@ class Counts(NamedTuple):
 
     field_bytes: bytes of the batches' fields, as they lie in the shards; cache_hits: shards that
     were whole in the node's cache, also after waiting for another process; cache_misses: those
-    that this process had to bring there, or unpack, also ahead of their need; retries: requests that were made again.
+    that this process had to bring there, or unpack, also ahead of their need; retries: requests
+    that were made again.
     """
 
     field_bytes: int = 0
