@@ -22,6 +22,7 @@ from shardloader.dataset.samples import SampleReader
 from shardloader.dataset.skipping import Carrier
 from shardloader.errors import UsageError
 from shardloader.loader.device import ToPin
+from shardloader.loader.orphan import end_with_parent
 from shardloader.loader.parcel import Parcel
 from shardloader.loader.read_ahead import read_ahead
 from shardloader.loader.ring import Sender
@@ -105,6 +106,8 @@ class BatchStream(IterableDataset[Any]):
         options = self._options
         info = get_worker_info()
         if self._reader is None:
+            if info is not None:
+                end_with_parent()
             if info is not None and self.pages is not None:
                 counts = options.tally.of_worker(info.id)
                 self.diary = Diary(self.pages[info.id].numpy(), counts=counts)
