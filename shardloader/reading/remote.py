@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -30,6 +31,7 @@ from shardloader.errors import (
     UsageError,
 )
 from shardloader.format.urls import HIDDEN, without_secrets
+from shardloader.reading.calls_ahead import begun
 from shardloader.reading.clients import EXTRAS, HTTP, new_client
 from shardloader.reading.counts import CountRow
 from shardloader.reading.diary import Diary, Stage
@@ -43,7 +45,6 @@ from shardloader.reading.faults import (
     trouble_of,
     underlying,
 )
-from shardloader.reading.one_ahead import begun
 from shardloader.reading.patience import OPTION, Attempts, Patience, one_request
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ _T = TypeVar("_T")
 
 logger = logging.getLogger("shardloader")
 
-PIECE_BYTES: Final = 16 << 20  # asked for at once; memory holds two pieces of a file
+PIECE_BYTES: Final = 16 << 20  # asked for at once; memory holds three pieces of a file
+PIECES_AHEAD: Final = 2  # on their way while one is used
 SHORT_BODIES: Final = 3  # in a row, of one piece, until that is an error
 _PARTS: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?:(?P<user>[^/?#]*)@)?")
 _TAGS: Final = ("ETag", "etag", "e_tag", "md5Hash", "Content-MD5", "Digest", "blob_id", "checksum")
@@ -375,23 +377,24 @@ class RemoteFile:
     def pieces(self, *, size: int, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Yield the bytes start..stop-1 of a file of that size, or all, by requests of 16 MiB.
 
-        Once a piece has come as it was asked for, the next is asked for while this one is used. A
+        Once a piece has come as it was asked for, the next two are asked for while it is used. A
         store without ranges gives all in one. Stops early where the store says that the file does.
         Raises ShortBodyError, a StoreError, where it gives less without saying so.
         """
-        at = start
         end = size if stop is None else stop
-        coming: Future[bytes] | None = None
-        while at < end:
-            to = min(at + PIECE_BYTES, end)
+        spans = [(at, min(at + PIECE_BYTES, end)) for at in range(start, end, PIECE_BYTES)]
+        coming: deque[Future[bytes]] = deque()
+        for number, (at, to) in enumerate(spans):
             try:
-                piece = coming.result() if coming else self._piece(at, to, size)
+                piece = coming.popleft().result() if coming else self._piece(at, to, size)
             except PastEndError:
                 return
-            at += len(piece)
-            after = min(at + PIECE_BYTES, end)
-            coming = begun(partial(self._piece, at, after, size)) if at == to < end else None
+            if len(piece) == to - at:
+                for span in spans[number + 1 + len(coming) : number + 1 + PIECES_AHEAD]:
+                    coming.append(begun(partial(self._piece, *span, size)))
             yield piece
+            if at + len(piece) >= end:
+                return
 
     def _piece(self, start: int, stop: int, size: int) -> bytes:
         """Read these bytes, and no others; or all from `start` on."""

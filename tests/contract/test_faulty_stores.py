@@ -9,6 +9,7 @@ import itertools
 import logging
 import shutil
 import threading
+from collections import Counter
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -149,8 +150,8 @@ def test_after_credentials_expire_a_new_client_goes_on_at_the_offset(place, capl
     assert read(file) == CONTENT
     assert file.store._client is not first
     assert "trying with a new client" in caplog.text
-    spans = [each.span for each in place.proxy.seen]
-    assert spans == [spans[0], spans[1], spans[1], spans[3]]
+    spans = Counter(each.span for each in place.proxy.seen)
+    assert sorted(spans.values()) == [1, 1, 2]  # what was refused, and nothing else, once more
     if place.is_s3:  # the answer to HEAD is 400 and no more
         file = place.file(Fault(kind="expired", method="HEAD"))
         with pytest.raises(StoreError, match=r"a\.tar: the store refuses these credentials"):

@@ -50,21 +50,21 @@ def test_a_file_comes_in_pieces_from_one_offset_to_the_next(server):
     assert [len(piece) for piece in pieces] == [4096, 4096, 2048]
 
 
-def test_the_next_piece_is_asked_for_while_one_is_used_and_no_more_than_that():
+def test_the_next_two_pieces_are_asked_for_while_one_is_used_and_no_more_than_that():
     asked_again = threading.Event()
 
     def content(_):
-        if next(requests) == 2:
+        if next(requests) == 3:
             asked_again.set()
-        return CONTENT
+        return CONTENT * 2
 
     requests = itertools.count(1)
     with HttpStore(content) as served:
-        pieces = file_of(served).pieces(size=len(CONTENT))
+        pieces = file_of(served).pieces(size=2 * len(CONTENT))
         assert next(pieces) == CONTENT[:4096]
         assert asked_again.wait(60)
         del pieces
-    assert next(requests) == 3
+    assert next(requests) == 4
 
 
 def test_what_befalls_the_next_piece_is_told_to_whoever_wants_it(server):

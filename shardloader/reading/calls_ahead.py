@@ -1,4 +1,4 @@
-"""How does the next piece arrive while this one is worked on?
+"""How do the next pieces arrive while this one is worked on?
 
 Each call has a thread of its own, which keeps no process alive: nobody waits for a call whose
 result is not wanted any more, and what it raises then is lost with it. What may be called ahead,
@@ -33,5 +33,5 @@ def begun(call: Callable[[], _T]) -> Future[_T]:
         else:
             future.set_result(result)
 
-    threading.Thread(target=run, name="shardloader-one-ahead", daemon=True).start()
+    threading.Thread(target=run, name="shardloader-piece", daemon=True).start()
     return future

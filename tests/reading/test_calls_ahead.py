@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from shardloader.reading.one_ahead import begun
+from shardloader.reading.calls_ahead import begun
 
 ENDLESS = """
 import threading
-from shardloader.reading.one_ahead import begun
+from shardloader.reading.calls_ahead import begun
 begun(threading.Event().wait)
 """
 
