@@ -43,12 +43,13 @@ oldest: ## unit tests with the oldest numpy, fsspec, zstandard and torchdata adm
 multinode: $(STAMP) ## train on hosts of network namespaces, lose some and take them back, audit (root)
 	$(BIN)/python -m tools.multinode
 
-nightly: $(STAMP) ## an hour's fuzzing, thirty times the property tests' examples, 5,000 chains, 50 kills, hosts lost
+nightly: $(STAMP) ## an hour's fuzzing, thirty times the property tests' examples, 5,000 chains, 50 kills, 20 epochs from a bad store, hosts lost
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -n 2 tests/property
 	$(BIN)/python -m tests.fuzz --seconds $(or $(FUZZ_SECONDS),1000)
 	$(BIN)/python -W ignore -m tests.stress.chains 5000 --jobs 2
 	$(BIN)/python -W ignore -m tests.stress.kills 50
 	$(BIN)/python -W ignore -m tests.stress.writes 1000
+	$(BIN)/python -W ignore -m tests.stress.stores
 	$(BIN)/python -m tools.multinode
 
 show: $(STAMP) ## the figures of the README: planning, state and resume, measured here

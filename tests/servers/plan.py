@@ -35,8 +35,8 @@ class Fault:
 
     path: a pattern of fnmatch for the path without its first slash; method: "*" for all. after:
     matching requests that are let through before; times: how many meet it, None for all; chance:
-    of each. at: where in the body, as a fraction; status, retry_after (seconds, or a date),
-    seconds: see KINDS.
+    of each; apart: how many matching requests for a path go unharmed after one that met it. at:
+    where in the body, as a fraction; status, retry_after (seconds, or a date), seconds: see KINDS.
     """
 
     kind: str
@@ -45,6 +45,7 @@ class Fault:
     after: int = 0
     times: int | None = None
     chance: float = 1.0
+    apart: int = 0
     at: float = 0.5
     status: int = 503
     retry_after: float | str | None = None
@@ -93,6 +94,7 @@ class Dealer:
         self.met = [0] * len(plan.faults)  # by fault, how many requests met it
         self._matched = [0] * len(plan.faults)
         self._made: Counter[tuple[str, str, str]] = Counter()
+        self._unharmed: dict[tuple[int, str], int] = {}  # by fault and path, since one met it
 
     def fault_of(self, method: str, path: str, span: str = "") -> Fault | None:
         """What the next request meets; span: the range that it asks for."""
@@ -106,6 +108,17 @@ class Dealer:
 
     def _applies(self, number: int, fault: Fault, request: tuple[str, str, str]) -> bool:
         self._matched[number] += 1
+        place = (number, request[1])
+        unharmed = self._unharmed.get(place, fault.apart)
+        self._unharmed[place] = unharmed + 1
+        if unharmed < fault.apart:
+            return False
+        if not self._is_drawn(number, fault, request):
+            return False
+        self._unharmed[place] = 0
+        return True
+
+    def _is_drawn(self, number: int, fault: Fault, request: tuple[str, str, str]) -> bool:
         if self._matched[number] <= fault.after:
             return False
         if fault.times is not None and self.met[number] >= fault.times:

@@ -40,6 +40,7 @@ EXPIRED: Final = (
 )
 CHUNK: Final = 64 << 10
 CONTROL: Final = "/-/"
+_HARMLESS: Final = ("slow", "changed")
 _GONE: Final = (ConnectionError, asyncio.IncompleteReadError, TimeoutError)
 
 
@@ -53,6 +54,11 @@ class Seen(NamedTuple):
     sent_bytes: int
     fault: str
     headers: Head
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it was answered, and with all that the server has given."""
+        return self.status in {200, 206} and self.fault in {"", *_HARMLESS}
 
 
 class _BrokenOff(Exception):  # noqa: N818
@@ -109,6 +115,8 @@ class FaultProxy:
             "bytes": sum(each.sent_bytes for each in seen),
             "most_at_once": self.most_at_once,
             "faults": Counter(each.fault for each in seen if each.fault),
+            "met": self.met,
+            "whole": Counter(f"{each.method} {each.path}" for each in seen if each.is_whole),
             "by_path": Counter(f"{each.method} {each.path}" for each in seen),
         }
 

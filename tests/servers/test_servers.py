@@ -149,6 +149,13 @@ def test_faults_begin_and_end_where_the_plan_says():
         Fault(kind="fire")
 
 
+def test_a_fault_that_is_kept_apart_lets_requests_for_its_path_through_in_between():
+    dealer = Dealer(Plan(faults=(Fault(kind="damage", path="*.tar", apart=2),)))
+    dealt = [dealer.fault_of("GET", "a.tar", span) is not None for span in "vwxyz"]
+    assert dealt == [True, False, False, True, False]
+    assert dealer.fault_of("GET", "b.tar") is not None
+
+
 def test_the_proxy_runs_as_a_process_and_takes_another_plan(origin, tmp_path):
     plan = tmp_path / "plan.json"
     plan.write_text('{"faults": [{"kind": "status", "status": 500}]}')

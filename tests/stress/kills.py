@@ -28,7 +28,7 @@ import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 from tqdm import tqdm
@@ -66,6 +66,8 @@ class Options:
     steps_per_epoch: int | None
     save_every: int
     epochs: int = EPOCHS
+    lifetime_s: float = 120.0
+    store: dict[str, Any] | None = None  # see `ranks`
 
     @property
     def topology(self) -> str:
@@ -154,11 +156,13 @@ class Job:
             family[kind].append(process)
         return family
 
-    def kill(self, rng: Random) -> str | None:
-        """SIGKILL a random process; its kind, None if there was none any more."""
+    def kill(self, rng: Random, only: str | None = None) -> str | None:
+        """SIGKILL a random process, of one kind; that kind, None if there was none any more."""
         family = {kind: members for kind, members in self.family().items() if members}
         wanted = [
-            kind for kind in ("rank", "rank", "worker", "worker", "launcher") if kind in family
+            kind
+            for kind in ("rank", "rank", "worker", "worker", "launcher")
+            if kind in family and only in {None, kind}
         ]
         if not wanted:
             return None

@@ -1,4 +1,4 @@
-"""Some of the nightly stress: chains of topology changes, and real ranks that are killed."""
+"""Some of the nightly stress: chains of topology changes, ranks that are killed, a bad store."""
 
 from __future__ import annotations
 
@@ -30,3 +30,15 @@ def test_a_run_whose_processes_are_killed_at_random_has_an_exact_history():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rounds: 1," in done.stdout
+
+
+def test_an_epoch_from_a_store_with_every_fault_is_exact_and_leaves_nothing():
+    pytest.importorskip("s3fs")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.stress.stores"]
+    command += ["--epochs", "1", "--seed", "8", "--kills", "1"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "worker kills: 1\n" in done.stdout
+    assert "1 epochs, seed 8," in done.stdout
