@@ -8,6 +8,7 @@ trains meanwhile, a thread takes the next task and does it, one ahead.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -131,4 +132,6 @@ class _Threads(ThreadPoolExecutor):
         super().__init__(num_threads, thread_name_prefix="shardloader")
 
     def __exit__(self, *_: object) -> None:
-        self.shutdown(wait=True, cancel_futures=True)
+        # Whoever collects garbage may end a pass that nobody holds, also one of these threads.
+        is_one_of_them = threading.current_thread() in self._threads
+        self.shutdown(wait=not is_one_of_them, cancel_futures=True)

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shardloader.errors import ShardLoaderError
 from shardloader.reading.arrivals import Arrivals
 from shardloader.reading.cache import key_of_identity
 from shardloader.reading.cache_folder import CacheFolder
@@ -242,7 +243,14 @@ class Session:
     # What the threads do.
 
     def _run(self) -> None:
-        """Look ahead and fetch until the end."""
+        """Look ahead and fetch until the end; the reader meets what is wrong with the cache."""
+        try:
+            self._look_and_fetch()
+        except ShardLoaderError as error:
+            logger.debug("nothing more is fetched ahead: %s", error)
+            self.stop()
+
+    def _look_and_fetch(self) -> None:
         while not self.is_stopped:
             with self._changed:
                 blocks = self._blocks_to_look_at()

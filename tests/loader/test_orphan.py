@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -11,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shardloader.loader import orphan
 from tests.corpora import make_corpus_with
 
 PATIENCE_S = 60
 ROOT = Path(__file__).parents[2]
 MAIN = """
-import sys, time
-import psutil
+import multiprocessing, sys, time
 from tests.corpora import loader_of
 
 if __name__ == "__main__":
@@ -27,12 +28,28 @@ if __name__ == "__main__":
     )
     batches = iter(loader)
     next(batches)
-    print(*(child.pid for child in psutil.Process().children()), flush=True)
+    print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)
     time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+def _lives_on(never):
+    orphan.LOOK_S = orphan.GRACE_S = 0.05  # type: ignore[misc]
+    orphan.end_with_parent()
+    never.wait(1)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_worker_whose_main_process_lives_is_left_alone(method):
+    context = multiprocessing.get_context(method)
+    never = context.Event()
+    process = context.Process(target=_lives_on, args=(never,))
+    process.start()
+    process.join(PATIENCE_S)
+    assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_worker_whose_pipe_is_full_ends_with_its_main_process(method, tmp_path):
     text = b"x" * 6000  # some batches of it are more than a pipe takes
     corpus = make_corpus_with(tmp_path / "corpus", ([("txt", text)] for _ in range(200)))

@@ -57,7 +57,8 @@ def test_a_cable_that_is_pulled_loses_in_silence_until_it_is_put_back(network, t
 def test_the_end_of_a_network_ends_all_that_runs_on_its_hosts(network, tmp_path):
     with (tmp_path / "said").open("wb") as output:
         network.hosts["one"].start(["sleep", "1000"], environment=PATHS, output=output)
-    of_ours = psutil.Process().children(recursive=True)
+    firsts = [psutil.Process(process.pid) for process in network._first]
+    of_ours = firsts + [each for first in firsts for each in first.children(recursive=True)]
     network.__exit__()
     gone, left = psutil.wait_procs(of_ours, timeout=60)
     assert gone
