@@ -24,6 +24,7 @@ from shardloader.errors import UsageError
 from shardloader.order.schedule import Schedule
 from shardloader.order.substitutes import candidates
 from shardloader.reading.diary import Stage
+from shardloader.reading.frames import without_frames
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -227,7 +228,7 @@ class BatchMaker:
                 group.located, group.start, stop, with_keys=with_keys
             )
         except Exception as error:  # noqa: BLE001 - it is raised again, with its place
-            return error
+            return without_frames(error)  # they would keep its shards open while others are read
         if not self._joins_columns:
             return columns
         # Here and not in `join`: copying images takes longer than all else that is left.

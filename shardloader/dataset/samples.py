@@ -24,6 +24,7 @@ from shardloader.reading.columns import Spans, column_of, is_quick
 from shardloader.reading.decode import located
 from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.extents import locate
+from shardloader.reading.frames import without_frames
 from shardloader.reading.pool import ShardPool
 from shardloader.reading.prefetch import Prefetcher
 from shardloader.reading.ranged_shard import RangedShard
@@ -136,12 +137,12 @@ class SampleReader:
             return self._pool[shard]
         known = self._broken.get(shard)  # to find out again costs as much as a sound shard
         if known is not None:
-            raise known.with_traceback(None)  # else it grows by a frame each time
+            raise without_frames(known)  # else it grows by a frame each time
         try:
             opened = self._pool[shard]
         except ShardLoaderError as error:
             if loading_kind(error) is not None:
-                self._broken[shard] = error
+                self._broken[shard] = error  # whoever answers it lets go of its frames
             raise
         if opened.num_whole < opened.num_samples:
             self._whole[shard] = opened.num_whole
@@ -188,8 +189,8 @@ class SampleReader:
                     opened.expect(sample[shard == number], self._wanted)
             except StoreError:
                 raise
-            except ShardLoaderError:
-                continue
+            except ShardLoaderError as error:
+                without_frames(error)
 
     @property
     def transforms(self) -> bool:

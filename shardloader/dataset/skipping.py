@@ -30,6 +30,7 @@ from shardloader.errors import (
 )
 from shardloader.order.integers import checked, shown
 from shardloader.reading.diary import Stage
+from shardloader.reading.frames import without_frames
 from shardloader.reading.store import is_of_the_file
 
 if TYPE_CHECKING:
@@ -229,6 +230,7 @@ class Filler:
             kind = loading_kind(error)
             if kind is None or self._skip is None:
                 raise
+            without_frames(error)  # they would keep its shard open while others are read
             return _Failed(kind, error, self._reader.key(place.shard, place.sample))
         try:
             self._reader.diary.page.begin(Stage.TRANSFORMING, place.shard, place.in_dataset)
@@ -238,7 +240,7 @@ class Filler:
         except Exception as error:
             if not self._reader.forgives(error):
                 raise
-            return _Failed(transform_kind(error) or "transform", error, key)
+            return _Failed(transform_kind(error) or "transform", without_frames(error), key)
         return _Good(place, key, sample)
 
     def _filled(self, row: Row, slots: list[_Good | _Failed]) -> Filled:

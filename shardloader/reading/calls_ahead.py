@@ -25,13 +25,18 @@ def begun(call: Callable[[], _T]) -> Future[_T]:
     """
     future: Future[_T] = Future()
 
-    def run() -> None:
-        try:
-            result = call()
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    threading.Thread(target=run, name="shardloader-piece", daemon=True).start()
+    thread = threading.Thread(
+        target=_run, args=(call, future), name="shardloader-piece", daemon=True
+    )
+    thread.start()
     return future
+
+
+def _run(call: Callable[[], _T], future: Future[_T]) -> None:
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+        future.set_exception(error)
+        del future  # the error has this frame: they would hold each other, and whoever gets it
+    else:
+        future.set_result(result)

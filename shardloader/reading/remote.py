@@ -45,6 +45,7 @@ from shardloader.reading.faults import (
     trouble_of,
     underlying,
 )
+from shardloader.reading.frames import without_frames
 from shardloader.reading.patience import OPTION, Attempts, Patience, one_request
 
 if TYPE_CHECKING:
@@ -214,7 +215,9 @@ class Store:
         # A backend may raise anything, and what it raises may show secrets.
         except Exception as error:  # noqa: BLE001
             words = self._words_of(underlying(error))
-            return None, Failure(trouble_of(error), words, retry_after_of(error))
+            failure = Failure(trouble_of(error), words, retry_after_of(error))
+            without_frames(error)  # else what the reader opens next may stay open
+            return None, failure
         if isinstance(answer, bytes):
             self.counts.add(store_received_bytes=len(answer))
         return answer, None
@@ -321,6 +324,7 @@ class RemoteFile:
                 return bytes(client.cat_file(self.url))
             except FileNotFoundError as error:
                 if trouble_of(error) is Trouble.MISSING:
+                    without_frames(error)
                     return None
                 raise
 
@@ -339,7 +343,8 @@ class RemoteFile:
                 try:
                     file.seek(1)
                     file.read(1)
-                except ValueError:  # how fsspec says it
+                except ValueError as error:  # how fsspec says it
+                    without_frames(error)
                     return False
             return True
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -33,3 +35,28 @@ def test_what_a_call_raises_is_raised_where_its_result_is_wanted():
 
 def test_a_call_that_never_ends_keeps_no_process_alive():
     subprocess.run([sys.executable, "-c", ENDLESS], check=True, timeout=120)
+
+
+def test_what_a_call_raises_goes_with_whoever_had_it_and_no_search_for_cycles_is_needed():
+    class Told(Exception):  # noqa: N818
+        pass
+
+    def call():
+        raise Told
+
+    def seen():
+        try:
+            begun(call).result(60)
+        except Told as error:
+            return weakref.ref(error)
+        raise AssertionError
+
+    others = set(threading.enumerate())
+    gc.disable()
+    try:
+        gone = seen()
+        for thread in set(threading.enumerate()) - others:
+            thread.join(60)
+        assert gone() is None
+    finally:
+        gc.enable()
