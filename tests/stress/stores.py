@@ -54,7 +54,7 @@ PATIENCE = {"first_s": 0.02, "longest_s": 0.2, "stall_s": 1.0, "deadline_s": 60.
 VICTIMS = ("worker", "worker", "worker", "rank")
 LOOK_S = 0.01
 HANG_S = 90.0  # that no rank makes a step
-FETCHED_ANEW = 2.0  # times more in an epoch, since it was damaged, changed or let go too soon
+FETCHED_ANEW = 8.0  # times more in an epoch, since it was damaged, changed or let go too soon
 MORE_OPEN = 24  # files that a process may have open at one epoch's end more than at another's
 SHARED = Path("/dev/shm")  # noqa: S108 - nothing is made there
 
