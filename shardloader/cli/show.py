@@ -11,7 +11,7 @@ import argparse
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from shardloader.cli.sources import (
     one_dataset,
 )
 from shardloader.errors import DecodeError, UsageError, WorldError
+from shardloader.format.foreign import GZIP_MAGIC, ZIP_MAGIC, ZSTD_MAGIC
+from shardloader.format.media import media_of
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.decode import resolve
 from shardloader.reading.pool import ShardPool
@@ -47,15 +49,11 @@ example:
 _TEXTS = frozenset(
     ("txt", "text", "transcript", "json", "jsn", "cls", "cls2", "class", "id", "index", "count")
 )
-_KINDS: tuple[tuple[bytes, str], ...] = (
-    (b"\xff\xd8\xff", "JPEG image"),
-    (b"\x89PNG\r\n\x1a\n", "PNG image"),
-    (b"GIF8", "GIF image"),
+_PACKED: Final = (
     (b"\x93NUMPY", "numpy array"),
-    (b"fLaC", "FLAC audio"),
-    (b"OggS", "Ogg audio"),
-    (b"\x1f\x8b", "gzip data"),
-    (b"PK\x03\x04", "zip archive"),
+    (GZIP_MAGIC, "gzip data"),
+    (ZSTD_MAGIC, "zstd data"),
+    (ZIP_MAGIC, "zip archive"),
 )
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f"*:<>?\\|]')
 _LONGEST_NAME = 255  # bytes, of what a file may be called
@@ -194,8 +192,11 @@ def _described(name: str, data: memoryview, chars: int) -> Mapping[str, Any]:
         except DecodeError as error:
             return {"problem": str(error)}
         return {"kind": f"numpy array, {array.dtype}, {' x '.join(map(str, array.shape))}"}
+    media = media_of(data)
+    if media is not None:
+        return {"kind": f"{media.name} {media.kind}"}
     start = bytes(data[:16])
-    return {"kind": next((kind for magic, kind in _KINDS if start.startswith(magic)), "bytes")}
+    return {"kind": next((kind for magic, kind in _PACKED if start.startswith(magic)), "bytes")}
 
 
 def _text(name: str, data: memoryview) -> str:

@@ -1,6 +1,6 @@
 """What is a file that is no tar archive?
 
-Magic bytes and likely causes, in one table each. Used for messages, and to tell what a shard came
+Magic bytes and likely causes, in one table. Used for messages, and to tell what a shard came
 packed in: names and extensions say nothing here.
 """
 
@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 from shardloader.errors import ShardError
+from shardloader.format.media import media_of
 from shardloader.format.tar_fields import checksum_holds
 from shardloader.format.tar_header import BLOCK_BYTES
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 SKIPPABLE_MAGICS: Final = tuple(bytes((0x50 + n,)) + b"*M\x18" for n in range(16))
+ZIP_MAGIC: Final = b"PK\x03\x04"
 LEGACY_ZSTD_MAGICS: Final = tuple(bytes((0x1E + n,)) + ZSTD_MAGIC[1:] for n in range(10))
 
 _TWICE = "was it compressed twice? decompress it once"
@@ -38,29 +40,13 @@ _LIKELY_CAUSES: Final[tuple[tuple[bytes, str], ...]] = (
     (b"<html", "it looks like HTML: an error or login page was saved under this name"),
     (b"<?xml", "it looks like XML: an object store's error was saved under this name"),
     (b"<error", "it looks like XML: an object store's error was saved under this name"),
-    (b"PK\x03\x04", f"it is a zip archive; {_READ}"),
+    (ZIP_MAGIC, f"it is a zip archive; {_READ}"),
     (b"BZh", f"it is bzip2-compressed; {_READ}"),
     (b"\xfd7zXZ", f"it is xz-compressed; {_READ}"),
     (b"\x04\x22\x4d\x18", f"it is lz4-compressed; {_READ}"),
     (b"LZIP", f"it is lzip-compressed; {_READ}"),
     (b"\x1f\x9d", f"it was packed by compress (.Z); {_READ}"),
     (b"7z\xbc\xaf\x27\x1c", f"it is a 7z archive; {_READ}"),
-)
-
-
-_IMAGES: Final[tuple[tuple[bytes, str], ...]] = tuple(
-    (magic, f"it begins as a {name} does: name its decoder, decode={{FIELD: ...}}")
-    for magic, name in (
-        (b"\xff\xd8\xff", "JPEG"),
-        (b"\x89PNG", "PNG"),
-        (b"GIF8", "GIF"),
-        (b"RIFF", "WebP"),
-        (b"BM", "BMP"),
-        (b"II*\0", "TIFF"),
-        (b"MM\0*", "TIFF"),
-        (b"\0\0\0\x0cjP", "JPEG 2000"),
-        (b"\xff\x0a", "JPEG XL"),
-    )
 )
 
 
@@ -102,13 +88,15 @@ def what_no_image_is(data: bytes) -> str:
     """
     if not data:
         return "it has 0 bytes: was a download interrupted?"
-    cause = _cause_of(data, (*_IMAGES, *_LIKELY_CAUSES))
-    return cause or f"it begins {bytes(data[:16])!r}"
+    media = media_of(data)
+    if media is not None:
+        return f"it begins as a {media.name} does: name its decoder, decode={{FIELD: ...}}"
+    return _cause_of(data) or f"it begins {bytes(data[:16])!r}"
 
 
-def _cause_of(first: bytes, causes: tuple[tuple[bytes, str], ...]) -> str | None:
+def _cause_of(first: bytes) -> str | None:
     start = bytes(first[:64]).lstrip().lower()
-    return next((why for magic, why in causes if start.startswith(magic.lower())), None)
+    return next((why for magic, why in _LIKELY_CAUSES if start.startswith(magic.lower())), None)
 
 
 def too_short(size: int) -> str:
@@ -128,7 +116,7 @@ def empty_file(shard: str) -> ShardError:
 def not_a_tar(first: bytes, problem: str, *, shard: str) -> ShardError:
     """Give the error for a file that begins with `first`, with what it probably is."""
     shown = first.lstrip()[:40]
-    cause = _cause_of(first, _LIKELY_CAUSES) or "fetch or write it anew"
+    cause = _cause_of(first) or "fetch or write it anew"
     return ShardError(
         f"{shard}: not a tar archive: {problem} (they begin {shown!r}); {cause}",
         kind="not_a_tar",

@@ -24,6 +24,7 @@ def corpus(place):
                     "txt": f"é line\nof {number}",
                     "json": {"n": number, "ü": [None]},
                     "jpg": b"\xff\xd8\xff" + bytes(50),
+                    "webp": b"RIFF\0\0\0\0WEBPVP8 ",
                     "npy": np.zeros((2, 3), np.int16),
                     "cls": number,
                 }
@@ -42,6 +43,7 @@ def test_texts_and_json_are_shown_and_other_fields_described(corpus, run):
         "    of 3",
         '"ü"',
         "jpg  53 bytes  JPEG image",
+        "webp  16 bytes  WebP image",
         "numpy array, int16, 2 x 3",
     ):
         assert part in ended.out

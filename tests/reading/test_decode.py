@@ -475,6 +475,7 @@ def test_a_declaration_that_makes_no_sense_is_refused(dtype, shape) -> None:
         (b"<html>Not found</html>", "it looks like HTML"),
         (b"\x89PNG\r\n\x1a\n", "it begins as a PNG does: name its decoder"),
         (b"RIFF....WEBP", "it begins as a WebP does"),
+        (b"RIFF....WAVE", "it begins as a WAV does"),
         (b"version https://git-lfs.github.com/spec/v1", "Git LFS pointer"),
         (b"what else", "it begins b'what else'"),
     ],

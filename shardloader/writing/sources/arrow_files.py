@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardloader.errors import MissingExtraError, UsageError, WorldError
+from shardloader.format.media import media_of
 from shardloader.writing.sources.base import PART_BYTES, Part, Refused, printable
 from shardloader.writing.sources.files import (
     FileSource,
@@ -46,20 +47,6 @@ SUFFIXES = (*PARQUET, *ARROW)
 SAVED_STATE = "state.json"
 _SAVED_BESIDE = (SAVED_STATE, "dataset_info.json")
 _BATCH_BYTES = 8 << 20
-
-_IMAGES: tuple[tuple[bytes, str], ...] = (
-    (b"\xff\xd8\xff", "jpg"),
-    (b"\x89PNG\r\n\x1a\n", "png"),
-    (b"GIF8", "gif"),
-    (b"BM", "bmp"),
-    (b"II*\0", "tiff"),
-    (b"MM\0*", "tiff"),
-    (b"fLaC", "flac"),
-    (b"OggS", "ogg"),
-    (b"ID3", "mp3"),
-    *((b"\xff" + bytes([second]), "mp3") for second in (0xF2, 0xF3, 0xFA, 0xFB)),
-)
-_IN_RIFF = {b"WEBP": "webp", b"WAVE": "wav"}
 
 
 class _Rows(NamedTuple):
@@ -219,7 +206,8 @@ def _default_fields(row: dict[str, Any], used: _Columns) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for column in used.images:
         if row[column] is not None:
-            kind = _image_kind(row[column])
+            media = media_of(row[column])
+            kind = "img" if media is None else media.extension
             fields[kind if len(used.images) == 1 else f"{column.lower()}.{kind}"] = row[column]
     for column in used.binaries:
         if row[column] is not None:
@@ -265,12 +253,6 @@ def _array(value: Any, dtype: Any) -> Any:
         return np.asarray(value, dtype=dtype)
     except (TypeError, ValueError):
         return value  # ragged or with nulls: the encoder refuses it with key and field
-
-
-def _image_kind(data: bytes) -> str:
-    if data[:4] == b"RIFF" and data[8:12] in _IN_RIFF:
-        return _IN_RIFF[data[8:12]]
-    return next((kind for magic, kind in _IMAGES if data.startswith(magic)), "img")
 
 
 def _arrow() -> Any:

@@ -121,6 +121,7 @@ def test_bytes_seen_through_a_view_are_a_field_as_other_bytes_are(tmp_path: Path
         (b"ID3\4", "mp3"),
         (b"\xff\xfb\x90", "mp3"),
         (b"\xff\xd8\xff", "jpg"),
+        (b"\0\0\0\x0cjP  \r\n\x87\n", "jp2"),
         (b"", "img"),
     ],
 )
