@@ -25,11 +25,11 @@ from shardloader.cli.sources import (
 from shardloader.errors import IndexFileError, WorldError
 from shardloader.format.damage import UNREADABLE
 from shardloader.format.foreign import packing_of
-from shardloader.format.manifest import Manifest
 from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.planning.spread import Spread
 from shardloader.reading.catalog import MAX_CHECKED_SHARDS, Catalog, check
-from shardloader.reading.indexing import index_at, manifest_of_indexes, read_manifest
+from shardloader.reading.entry import Entry
+from shardloader.reading.indexing import index_at, joined, manifest_of_indexes, read_manifest
 from shardloader.reading.remote_source import no_manifest, place_of
 from shardloader.reading.source import find_shards
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardloader.format.index import SampleIndex
+    from shardloader.format.manifest import Manifest
     from shardloader.reading.source import Source
 
 EPILOG = """\
@@ -186,25 +187,15 @@ def _index(place: Source, name: str) -> SampleIndex:
 
 def _manifest_of_indexes(place: Source, names: tuple[str, ...]) -> Manifest:
     """Join the indexes of shards that have no manifest."""
-    sizes, counts, digests, damage = [], [], [], []
+    entries = {}
     with report.progress(len(names), unit="index", what="reading") as bar:
-        for number, name in enumerate(names):
+        for name in names:
             index = _index(place, name)
             if index.damage is None or index.damage.kind != UNREADABLE:
                 _check_size(place, name, index)
-            sizes.append(index.file_bytes)
-            counts.append(index.num_samples)
-            digests.append(index.digest)
-            if index.damage is not None:
-                damage.append((number, index.damage))
+            entries[name] = Entry.of(index)
             bar.update()
-    return Manifest(
-        names=names,
-        sizes=np.array(sizes, dtype=np.int64),
-        counts=np.array(counts, dtype=np.int64),
-        index_digests=tuple(digests),
-        damage=tuple(damage),
-    )
+    return joined(names, entries)
 
 
 def _check_size(place: Source, name: str, index: SampleIndex) -> None:
