@@ -1,8 +1,8 @@
 """Which files does a word mean, and how are they opened?
 
-A local path is never parsed as a URL; what holds "://" is of a store that fsspec opens. Files below
-a folder come sorted by the bytes of their names. `FileSource` is what sources of files have in
-common.
+A local path is never parsed as a URL; what begins as one is of a store that fsspec opens. Files
+below a folder come sorted by the bytes of their names. `FileSource` is what sources of files have
+in common.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from shardloader.errors import UsageError, WorldError
 from shardloader.format.urls import without_secrets
 from shardloader.reading.faults import Trouble, trouble_of
-from shardloader.reading.patterns import expand, local_path
+from shardloader.reading.patterns import expand, is_url, local_path
 from shardloader.reading.remote import RemoteFile, Store
 from shardloader.reading.remote_reader import open_remote
 from shardloader.writing.sources.base import Skipped, Survey, printable, utf8_name
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 1 << 20
 _OF_A_DATASET = (".index", "manifest.json", "state.json", "dataset_info.json")  # not worth a word
-
-
 # What names say of a file that a source of another kind must not take for its own.
 _OF_A_KIND = (
     *(".tar", ".tgz", ".gz", ".zst", ".jsonl", ".ndjson"),
@@ -126,8 +124,12 @@ def _refuse_twice(files: Sequence[InputFile]) -> None:
 
 
 def is_remote(word: str) -> bool:
-    """Whether a word is a URL of a store."""
-    return "://" in word and not word.startswith("file://")
+    """Whether a word is a URL of a store, or of a file that fsspec unpacks from one.
+
+    >>> is_remote("s3://b/c"), is_remote("zip://rows.csv::s3://b/c.zip"), is_remote("a/s3://b")
+    (True, True, False)
+    """
+    return any(map(is_url, word.split("::")))
 
 
 def find_files(

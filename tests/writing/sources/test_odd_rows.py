@@ -240,6 +240,14 @@ def test_a_folder_may_be_named_as_a_url_of_this_machine(tmp_path: Path) -> None:
         write_shards(f"file://{tmp_path}/rows", tmp_path / "rows" / "out")
 
 
+def test_what_begins_as_no_url_is_a_path_and_schemes_are_of_any_case(tmp_path: Path) -> None:
+    (tmp_path / "s3:").mkdir()
+    (tmp_path / "s3:" / "a.jsonl").write_text('{"a": 1}\n')
+    for number, word in enumerate((f"{tmp_path}/s3://a.jsonl", f"FILE://{tmp_path}/s3:")):
+        write_shards([word], tmp_path / f"out{number}")
+        assert len(read_dataset(tmp_path / f"out{number}")) == 1
+
+
 @pytest.mark.parametrize("words", [[], [""], ["a.jsonl", ""]])
 def test_a_source_without_a_name_is_refused(words: list[str]) -> None:
     with pytest.raises(UsageError, match="names nothing"):
