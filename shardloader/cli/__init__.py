@@ -148,7 +148,7 @@ def _add_common(command: argparse.ArgumentParser) -> None:
         "--verbose",
         action="store_true",
         default=argparse.SUPPRESS,  # does not undo a -v that stands before the command
-        help="log what is being done",
+        help="log what is being done, and list in full what is else cut short",
     )
 
 

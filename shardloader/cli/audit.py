@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardloader.cli import report
 from shardloader.cli.sources import (
-    HELP_OR_URL,
-    add_index_dir,
-    add_storage_options,
+    HELP,
+    add_dataset,
     one_dataset,
 )
 from shardloader.errors import UsageError
@@ -49,18 +48,13 @@ NUM_SHOWN = 10
 
 _KINDS: Final = {"bad": "were bad", "refused": "were refused by the transform"}
 
-# Kinds of fault whose numbers are samples, and what is said of them.
 _UNCOMPARED: Final = "rows were not compared with it: name the dataset too, shardloader audit"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `audit`."""
     parser.add_argument("logs", metavar="LOGS", help="the folder that ranks logged to")
-    parser.add_argument(
-        "source", metavar="SRC", nargs="*", help=f"the dataset that was read: {HELP_OR_URL}"
-    )
-    add_index_dir(parser)
-    add_storage_options(parser)
+    add_dataset(parser, help_text=f"the dataset that was read: {HELP}", is_optional=True)
     parser.add_argument(
         "--unfinished",
         action="store_true",

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 from shardloader.cli import report
 from shardloader.cli.info import field_uses
 from shardloader.cli.sources import (
-    HELP_OR_URL,
     add_cache,
-    add_index_dir,
-    add_storage_options,
+    add_dataset,
     at_least_one,
     cache_of,
+    field_names,
     one_dataset,
 )
 from shardloader.errors import ShardLoaderError, UsageError, WorldError
@@ -73,9 +72,7 @@ _FORKED_FROM: Final = "shardloader.loader.measure"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `bench`."""
-    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP_OR_URL)
-    add_index_dir(parser)
-    add_storage_options(parser)
+    add_dataset(parser)
     add_cache(parser)
     _add_what_is_read(parser)
     varied = parser.add_argument_group("what is compared")
@@ -104,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_what_is_read(parser: argparse.ArgumentParser) -> None:
     reading = parser.add_argument_group("what is read")
     reading.add_argument(
-        "--fields", metavar="A,B", type=_words, help="the fields to read (default: all)"
+        "--fields", metavar="A,B", type=field_names, help="the fields to read (default: all)"
     )
     reading.add_argument(
         "--decode",
@@ -112,8 +109,8 @@ def _add_what_is_read(parser: argparse.ArgumentParser) -> None:
         type=_decode,
         default="default",
         help=(
-            "by the fields' extensions (default), none for bytes, or MODULE:NAME for a mapping of "
-            "yours, as ShardDataset(decode=) takes it (default: default)"
+            "default: by the fields' extensions; none: bytes; MODULE:NAME: a mapping of yours, as "
+            "ShardDataset(decode=) takes it (default: default)"
         ),
     )
     reading.add_argument(
@@ -403,14 +400,6 @@ def _decode(text: str) -> str:
     if text not in _WORDS_OF_DECODE and ":" not in text:
         raise argparse.ArgumentTypeError(f"default, none or MODULE:NAME, not {text!r}")
     return text
-
-
-def _words(text: str) -> tuple[str, ...]:
-    """Parse names with commas between them, for argparse."""
-    names = tuple(name.strip().lower().lstrip(".") for name in text.split(","))
-    if not all(names):
-        raise argparse.ArgumentTypeError(f"names of fields such as jpg,cls, not {text!r}")
-    return names
 
 
 def _sizes(text: str) -> tuple[int, ...]:

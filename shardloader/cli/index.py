@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardloader.cli import report
 from shardloader.cli.sources import (
-    HELP_OR_URL,
     add_cache,
-    add_index_dir,
-    add_storage_options,
+    add_dataset,
     at_least_one,
     cache_of,
+    datasets,
 )
-from shardloader.errors import UsageError
 from shardloader.format.notices import NOTICE_KINDS, Notice
 from shardloader.reading.indexing import index_dataset
 from shardloader.reading.patterns import is_remote
 from shardloader.reading.remote_indexing import index_remote
-from shardloader.reading.remote_source import is_folder_url, place_of
+from shardloader.reading.remote_source import place_of
 
 if TYPE_CHECKING:
     import argparse
@@ -49,14 +46,12 @@ example:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `index`."""
-    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP_OR_URL)
-    add_index_dir(parser)
-    add_storage_options(parser)
+    add_dataset(parser)
     parser.add_argument(
         "--workers",
         type=at_least_one,
         metavar="N",
-        help="processes at most (default: one a CPU)",
+        help="shards that are indexed at a time, each in a process (default: one a CPU)",
     )
     parser.add_argument("--force", action="store_true", help="make all indexes anew")
     parser.add_argument(
@@ -69,31 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Index every dataset, then say what is there."""
-    sources = datasets(options.source)
-    if options.storage_options and not all(map(is_remote, sources)):
-        raise UsageError("--storage-options are those of a store: give URLs with it, alone")
-    if len(sources) > 1 and options.index_dir is not None:
-        raise UsageError(
-            f"an index folder belongs to one dataset, and {len(sources)} were given with "
-            "index_dir=: index them one by one"
-        )
     with _no_logged_notices():
-        documents = [_indexed(source, options) for source in sources]
+        documents = [_indexed(source, options) for source in datasets(options)]
     if options.json:
         report.print_json({"datasets": documents})
     else:
         for document in documents:
             _print(document, everything=options.verbose)
     return 0
-
-
-def datasets(words: list[str]) -> list[str | list[str]]:
-    """Give the datasets that the words name: each folder one, the other words one together."""
-    folders = [word for word in words if is_folder_url(word) or Path(word).is_dir()]
-    others = [word for word in words if word not in folders]
-    if len(others) == 1:
-        return [*folders, others[0]]
-    return [*folders, others] if others else [*folders]
 
 
 def _indexed(source: str | list[str], options: argparse.Namespace) -> dict[str, Any]:

@@ -17,9 +17,7 @@ import numpy as np
 
 from shardloader.cli import report
 from shardloader.cli.sources import (
-    HELP_OR_URL,
-    add_index_dir,
-    add_storage_options,
+    add_dataset,
     one_dataset,
 )
 from shardloader.errors import IndexFileError, WorldError
@@ -71,9 +69,7 @@ class FieldUse:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `info`."""
-    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP_OR_URL)
-    add_index_dir(parser)
-    add_storage_options(parser)
+    add_dataset(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -17,9 +17,7 @@ import numpy as np
 from shardloader.cli import drawing, report
 from shardloader.cli.listing import Keys, listed, print_listing, steps_to_list
 from shardloader.cli.sources import (
-    HELP_OR_URL,
-    add_index_dir,
-    add_storage_options,
+    add_dataset,
     at_least_one,
     one_dataset,
 )
@@ -79,12 +77,10 @@ _MOST_SHARDS = 2 * 10**7
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `plan`."""
-    parser.add_argument("source", metavar="SRC", nargs="*", help=HELP_OR_URL)
+    add_dataset(parser, is_optional=True)
     parser.add_argument(
         "--counts", metavar="NxK", help="instead of SRC: plan for N shards of K samples each"
     )
-    add_index_dir(parser)
-    add_storage_options(parser)
     _add_topology(parser.add_argument_group("topology"))
     _add_order(parser.add_argument_group("order"))
     listing = parser.add_argument_group("listing")
@@ -102,7 +98,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_topology(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--batch-size", type=int, metavar="N", help="samples a rank and step")
+    group.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="samples a rank and step; this, or --global-batch, is needed",
+    )
     group.add_argument(
         "--accumulate", type=int, metavar="N", help="steps that make an optimiser step"
     )
@@ -146,8 +147,8 @@ def _add_topology(group: argparse._ArgumentGroup) -> None:
 
 def _add_order(group: argparse._ArgumentGroup) -> None:
     """Take what defines the order; no defaults, since a state says the same for itself."""
-    group.add_argument("--epoch", type=int, metavar="N", help="(default: 0)")
-    group.add_argument("--seed", type=int, metavar="N", help="(default: 0)")
+    group.add_argument("--epoch", type=int, metavar="N", help="the epoch (default: 0)")
+    group.add_argument("--seed", type=int, metavar="N", help="of the shuffle (default: 0)")
     group.add_argument(
         "--shuffle",
         action=argparse.BooleanOptionalAction,
@@ -159,7 +160,11 @@ def _add_order(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help=f"samples of the shuffle's window (default: {DEFAULT_WINDOW})",
     )
-    group.add_argument("--grid", metavar="Q,M,B", help="ranks, workers and batch of the grid")
+    group.add_argument(
+        "--grid",
+        metavar="Q,M,B",
+        help="ranks, workers and batch of the grid (default: the topology's)",
+    )
     group.add_argument("--steps-per-epoch", type=int, metavar="N", help="epochs of so many steps")
     group.add_argument("--state", metavar="FILE", help="a checkpoint to go on from, as JSON")
 

@@ -17,10 +17,9 @@ import numpy as np
 
 from shardloader.cli import report
 from shardloader.cli.sources import (
-    HELP_OR_URL,
-    add_index_dir,
-    add_storage_options,
+    add_dataset,
     at_least_one,
+    field_names,
     one_dataset,
 )
 from shardloader.errors import DecodeError, UsageError, WorldError
@@ -61,21 +60,24 @@ _LONGEST_NAME = 255  # bytes, of what a file may be called
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `show`."""
-    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP_OR_URL)
+    add_dataset(parser)
     parser.add_argument("--sample", type=_number, metavar="N", help="begin with this sample")
     parser.add_argument("--key", metavar="KEY", help="show the first sample with this key")
     parser.add_argument(
-        "-n", "--number", type=at_least_one, default=1, metavar="N", help="so many samples (1)"
+        "-n",
+        "--number",
+        type=at_least_one,
+        default=1,
+        metavar="N",
+        help="so many samples (default: 1)",
     )
     parser.add_argument(
-        "--fields", metavar="A,B", help="only these fields, with commas between them"
+        "--fields", metavar="A,B", type=field_names, help="only these fields (default: all)"
     )
     parser.add_argument(
-        "--chars", type=at_least_one, default=1000, metavar="N", help="of a text (1000)"
+        "--chars", type=at_least_one, default=1000, metavar="N", help="of a text (default: 1000)"
     )
     parser.add_argument("--extract", metavar="DIR", help="also write the fields to files there")
-    add_index_dir(parser)
-    add_storage_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -85,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
         index_dir=options.index_dir,
         storage_options=options.storage_options,
     )
-    wanted = None if options.fields is None else frozenset(options.fields.split(","))
+    wanted = None if options.fields is None else frozenset(options.fields)
     with ShardPool(catalog, is_glance=True) as pool:
         first = _first(catalog, pool, options)
         stop = min(first + options.number, catalog.manifest.num_samples)

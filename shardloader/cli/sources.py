@@ -1,4 +1,4 @@
-"""What do the SRC words of a command line mean?
+"""Which options have commands in common, and what do the SRC words of a command line mean?
 
 One word is a folder, a brace pattern, or a shard; several words are the shards of one dataset, as
 a shell gives them for `corpus/*.tar`.
@@ -8,15 +8,31 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardloader.errors import UsageError
 from shardloader.reading.cache import DEFAULT_MAX_BYTES, Cache, default_cache
+from shardloader.reading.patterns import is_remote
+from shardloader.reading.remote_source import is_folder_url
 
 if TYPE_CHECKING:
     from shardloader.format.unpacking import Limits
 
-HELP = "a folder, a brace pattern such as 'corpus/{000..099}.tar', or shards"
-HELP_OR_URL = f"{HELP}; also by their URLs"
+HELP = "a folder, a brace pattern such as 'corpus/{000..099}.tar', or shards; also by their URLs"
+
+
+def add_dataset(
+    parser: argparse.ArgumentParser, *, help_text: str = HELP, is_optional: bool = False
+) -> None:
+    """Take SRC, and what says where its files lie."""
+    parser.add_argument("source", metavar="SRC", nargs="*" if is_optional else "+", help=help_text)
+    parser.add_argument(
+        "--index-dir",
+        metavar="DIR",
+        help="where indexes and manifest lie, if not beside the shards",
+    )
+    add_storage_options(parser)
 
 
 def one_dataset(words: list[str]) -> str | list[str]:
@@ -24,13 +40,25 @@ def one_dataset(words: list[str]) -> str | list[str]:
     return words[0] if len(words) == 1 else words
 
 
-def add_index_dir(parser: argparse.ArgumentParser) -> None:
-    """Take --index-dir."""
-    parser.add_argument(
-        "--index-dir",
-        metavar="DIR",
-        help="where indexes and manifest lie, if not beside the shards",
-    )
+def datasets(options: argparse.Namespace) -> list[str | list[str]]:
+    """Give the datasets that SRC names: each folder one, the other words one together.
+
+    Raises UsageError for several with one index folder, and for options of a store beside local
+    ones.
+    """
+    words: list[str] = options.source
+    folders = [word for word in words if is_folder_url(word) or Path(word).is_dir()]
+    others = [word for word in words if word not in folders]
+    together = [others[0] if len(others) == 1 else others] if others else []
+    found = [*folders, *together]
+    if options.storage_options and not all(map(is_remote, found)):
+        raise UsageError("--storage-options are those of a store: give URLs with it, alone")
+    if len(found) > 1 and options.index_dir is not None:
+        raise UsageError(
+            f"an index folder belongs to one dataset, and {len(found)} were given with "
+            "--index-dir: give them one by one"
+        )
+    return found
 
 
 def add_storage_options(parser: argparse._ActionsContainer) -> None:
@@ -99,6 +127,18 @@ def limits_of(options: argparse.Namespace) -> Limits:
 def _limits(options: argparse.Namespace) -> dict[str, Any]:
     asked = {"max_expansion": options.max_expansion, "max_window": options.max_window}
     return {name: value for name, value in asked.items() if value is not None}
+
+
+def field_names(text: str) -> tuple[str, ...]:
+    """Parse names of fields with commas between them, for argparse.
+
+    >>> field_names("jpg, .SEG.png")
+    ('jpg', 'seg.png')
+    """
+    names = tuple(name.strip().lower().lstrip(".") for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"names of fields such as jpg,cls, not {text!r}")
+    return names
 
 
 def at_least_one(text: str) -> int:

@@ -9,13 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shardloader.cli import report
-from shardloader.cli.index import datasets
 from shardloader.cli.sources import (
-    HELP_OR_URL,
-    add_index_dir,
+    add_dataset,
     add_limits,
-    add_storage_options,
     at_least_one,
+    datasets,
     limits_of,
 )
 from shardloader.errors import UsageError
@@ -45,7 +43,7 @@ what was found until then is printed.
 
 example:
   shardloader verify corpus/
-  shardloader verify corpus/ --decode --jobs 8
+  shardloader verify corpus/ --decode --workers 8
   shardloader verify corpus/ --strict --json
 """
 
@@ -54,10 +52,9 @@ INTERRUPTED: Final = 130
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the arguments of `verify`."""
-    parser.add_argument("source", metavar="SRC", nargs="+", help=HELP_OR_URL)
-    add_index_dir(parser)
-    add_storage_options(parser)
+    add_dataset(parser)
     parser.add_argument(
+        "--workers",
         "--jobs",
         type=at_least_one,
         metavar="N",
@@ -80,12 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Verify every dataset, say what was found, and return how it ended."""
-    sources = datasets(options.source)
-    if len(sources) > 1 and options.index_dir is not None:
-        raise UsageError(
-            f"an index folder belongs to one dataset, and {len(sources)} were given with "
-            "index_dir=: verify them one by one"
-        )
+    sources = datasets(options)
     found: list[Verification] = []
     with _terminated_as_interrupted():
         for source in sources:
@@ -115,7 +107,7 @@ def _verified(source: str | list[str], options: argparse.Namespace) -> Verificat
             source,
             index_dir=options.index_dir,
             storage_options=options.storage_options,
-            num_processes=options.jobs,
+            num_processes=options.workers,
             decode=_decoders(options),
             limits=limits_of(options),
             watch=watch,

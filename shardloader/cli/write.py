@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help="processes here, or tasks on a Ray cluster whose machines share DST",
+        help="processes here, or tasks on a Ray cluster whose machines share DST (default: local)",
     )
     parser.add_argument(
         "--address", metavar="URL", help="the Ray cluster (default: one that is started here)"
@@ -89,14 +89,16 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FIELD[=COLUMN]",
-        help="write this field, from that column or field (may be repeated)",
+        help="write this field, from that column or field (repeatable; default: see below)",
     )
     group.add_argument("--key", metavar="COLUMN", help="the column that holds the keys of rows")
     group.add_argument(
         "--prefix-keys", action="store_true", help="put the shard's name before keys of shards"
     )
     group.add_argument(
-        "--class-map", metavar="FILE", help="a JSON of class folders and their numbers"
+        "--class-map",
+        metavar="FILE",
+        help="a JSON of class folders and their numbers (default: numbered by name)",
     )
     group.add_argument(
         "--include",
@@ -121,7 +123,8 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
         "--on-error",
         choices=("raise", "skip"),
         default="raise",
-        help="what becomes of a bad sample: an error, or a line in refused.jsonl",
+        help="a bad sample is an error, or is left out with a line in refused.jsonl (default: "
+        "raise)",
     )
 
 
@@ -145,16 +148,15 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="a shard's size at most, such as 200MB or 1GiB (default: %(default)s)",
     )
-    group.add_argument("--compression", choices=("zstd",), help="write .tar.zst shards")
     group.add_argument(
-        "--level", type=int, default=3, metavar="N", help="zstd's level (default: %(default)s)"
+        "--compression", choices=("zstd",), help="write .tar.zst shards (default: plain .tar)"
     )
+    group.add_argument("--level", type=int, metavar="N", help="zstd's level (default: 3)")
     group.add_argument(
         "--frame-samples",
         type=at_least_one,
-        default=64,
         metavar="N",
-        help="samples compressed and read together, 16 MiB of them at most (default: %(default)s)",
+        help="samples compressed and read together, 16 MiB of them at most (default: 64)",
     )
     group.add_argument(
         "--shuffle", type=int, metavar="SEED", help="write the samples in an order drawn from SEED"
@@ -228,9 +230,7 @@ def _job(options: argparse.Namespace) -> Job:
         pattern=options.pattern,
         max_samples=options.max_samples,
         max_bytes=options.max_bytes,
-        compression=options.compression,
-        compression_level=options.level,
-        frame_samples=options.frame_samples,
+        **_compression(options),
         selection=selection,
         on_error=options.on_error,
         shuffle=options.shuffle,
@@ -242,6 +242,18 @@ def _job(options: argparse.Namespace) -> Job:
         storage_options=options.destination_options,
         temporary=options.temporary,
     )
+
+
+def _compression(options: argparse.Namespace) -> dict[str, Any]:
+    """What was asked of the compression; refuses a level, say, of shards that have none."""
+    asked = {"compression_level": options.level, "frame_samples": options.frame_samples}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if given and options.compression is None:
+        raise UsageError(
+            "--level and --frame-samples say how zstd compresses, and shards are written plain: "
+            "give --compression zstd with them, or leave them out"
+        )
+    return given | {"compression": options.compression}
 
 
 def _class_map(path: Path) -> dict[str, int]:

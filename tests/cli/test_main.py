@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import select
@@ -15,7 +16,7 @@ import time
 import pytest
 
 import shardloader
-from shardloader.cli import COMMANDS
+from shardloader.cli import COMMANDS, _module
 from shardloader.cli.report import as_options
 from shardloader.format.index import SampleIndex
 from shardloader.reading.indexing import index_dataset
@@ -99,11 +100,34 @@ def test_every_example_of_the_help_runs_as_written(command, place, run, furnish)
             assert ended.json
 
 
-def test_help_of_a_command_names_every_option_in_words(run):
-    for command in COMMANDS:
-        text = run(command, "--help").out
-        assert "--json" in text
-        assert "--verbose" in text
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_says_every_option_in_words(command, run):
+    parser = argparse.ArgumentParser()
+    _module(command).add_arguments(parser)
+    actions = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+    assert all((action.help or "").partition("(default")[0].strip() for action in actions)
+    text = run(command, "--help").out
+    assert "--json" in text
+    assert "--verbose" in text
+
+
+def test_an_option_of_several_commands_means_the_same_in_all_that_read(run):
+    """SRC, its options and the number of processes: the same names, in the same words."""
+    reading = [command for command in COMMANDS if command not in {"write", "cache"}]
+    for option in ("--index-dir DIR ", "--storage-options JSON"):
+        assert {option in run(command, "--help").out for command in reading} == {True}
+    for command in ("write", "index", "verify"):
+        assert "--workers N" in run(command, "--help").out
+
+
+def test_datasets_of_a_store_and_local_ones_do_not_share_its_options(place, run):
+    make_corpus(place / "corpus", shards=1)
+    for command in ("index", "verify"):
+        options = ("--storage-options", '{"anon": true}')
+        ended = run(command, "corpus", "memory://bucket/corpus", *options)
+        assert (ended.code, ended.out) == (2, "")
+        assert "--storage-options are those of a store" in ended.err
+    assert not list((place / "corpus").glob("*.index"))
 
 
 def test_the_version_is_the_packages(run):

@@ -56,7 +56,7 @@ def test_every_kind_that_a_shard_can_have_says_how_bad_it_is_and_what_mends_it()
 
 def test_a_sound_dataset_is_exit_code_0_without_a_row(place, run):
     written(place / "corpus")
-    ended = run("verify", "corpus", "--json", "--jobs", "2", "--decode")
+    ended = run("verify", "corpus", "--json", "--workers", "2", "--decode")
     assert (ended.code, ended.err) == (0, "")
     (dataset,) = ended.json["datasets"]
     assert (dataset["checked"], dataset["samples"], dataset["members"]) == (4, 200, 400)

@@ -216,6 +216,8 @@ def test_a_folder_with_other_data_is_wrong_use_unless_told(place, run):
         ["rows.jsonl", "--from", "csv"],
         ["odd-store://bucket/rows.jsonl"],
         ["rows.jsonl", "--compression", "zstd", "--level", "99"],
+        ["rows.jsonl", "--level", "9"],
+        ["rows.jsonl", "--frame-samples", "8"],
         ["rows.jsonl", "--shuffle", "-1"],
         ["photos", "--key", "id"],
         ["photos", "rows.jsonl"],
