@@ -28,11 +28,13 @@ if __name__ == "__main__":
 from benchmarks import planning
 from shardloader.order.window import Shuffle
 from shardloader.planning.opened import Look, opened
-from shardloader.planning.plan import Plan, plan
+from shardloader.planning.plan import plan
 from shardloader.reading.remote import PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from shardloader.planning.planned import Plan
 
 NUM_SHARDS: Final = 1_000_000
 SHARD_BYTES: Final = 10**9

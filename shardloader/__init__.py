@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from shardloader.order.grid import Grid
     from shardloader.order.topology import Topology
     from shardloader.order.window import Shuffle
-    from shardloader.planning.plan import Plan, plan
+    from shardloader.planning.plan import plan
+    from shardloader.planning.planned import Plan
     from shardloader.reading.cache import Cache
     from shardloader.reading.decode import RawArray
     from shardloader.reading.images import Jpeg, Png
@@ -103,7 +104,7 @@ _HOMES = {
     "Manifest": "shardloader.format.manifest",
     "ManifestError": _ERRORS,
     "MissingExtraError": _ERRORS,
-    "Plan": "shardloader.planning.plan",
+    "Plan": "shardloader.planning.planned",
     "Png": "shardloader.reading.images",
     "RawArray": "shardloader.reading.decode",
     "SampleError": _ERRORS,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardloader.planning.picture import Picture
-    from shardloader.planning.plan import Plan
+    from shardloader.planning.planned import Plan
 
 ENDINGS: Final = (".png", ".pdf", ".svg")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shardloader.format.index import SampleIndex
     from shardloader.order.schedule import StepSamples
-    from shardloader.planning.plan import Plan
+    from shardloader.planning.planned import Plan
     from shardloader.reading.catalog import Catalog
 
 MOST_ROWS = 5_000_000

@@ -35,7 +35,7 @@ from shardloader.reading.catalog import earlier, open_catalog
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardloader.planning.plan import Plan
+    from shardloader.planning.planned import Plan
     from shardloader.reading.catalog import Catalog
 
 EPILOG = """\

@@ -13,7 +13,6 @@ from shardloader.cli import report
 from shardloader.errors import UsageError
 from shardloader.planning.least_cache import least_cache_bytes, readers_a_node
 from shardloader.planning.opened import Look, opened
-from shardloader.planning.plan import Change, stretches
 from shardloader.planning.quality import MEASURES, quality
 from shardloader.planning.shares import (
     batches_a_rank,
@@ -21,6 +20,7 @@ from shardloader.planning.shares import (
     samples_a_rank,
     samples_a_worker,
 )
+from shardloader.planning.stretches import Change, stretches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardloader.planning.plan import Plan
+    from shardloader.planning.planned import Plan
 
 _THEN = re.compile(r"([0-9]{1,18}):((?:[a-z-]+=[0-9]{1,18})(?:,[a-z-]+=[0-9]{1,18})*)", re.ASCII)
 _CHANGES: Final = ("world-size", "num-workers", "batch-size")

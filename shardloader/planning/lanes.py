@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from shardloader.order.epoch import Line, Order
     from shardloader.order.grid import Grid
-    from shardloader.planning.plan import Plan
+    from shardloader.planning.planned import Plan
 
 WINDOWS_TO_AN_EDGE = 4  # what comes from within two windows of an edge lies within four of it
 

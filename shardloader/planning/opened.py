@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardloader.planning.plan import Plan
+    from shardloader.planning.planned import Plan
 
 # In positions, of which a second does two millions or so. Setting a rank up costs about as much
 # as one position for every shard and some thousands besides.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardloader.planning.plan import Plan
+    from shardloader.planning.planned import Plan
 
 MOST_ROWS = 600
 MOST_COLUMNS = 600

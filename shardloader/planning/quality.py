@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shardloader.order.epoch import Order, PassOrder
     from shardloader.order.schedule import Schedule
-    from shardloader.planning.plan import Plan
+    from shardloader.planning.planned import Plan
 
 MOST_WORK = 40_000_000  # words of the shuffle and positions, for each measure
 MOST_RUNS = 200  # batches, or runs of batches, that are looked at

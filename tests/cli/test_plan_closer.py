@@ -8,8 +8,9 @@ import re
 
 import pytest
 
-from shardloader.planning.plan import Change, plan, stretches
+from shardloader.planning.plan import plan
 from shardloader.planning.quality import quality
+from shardloader.planning.stretches import Change, stretches
 from shardloader.reading.indexing import index_dataset
 from tests.cli.workplace import make_corpus
 

@@ -8,7 +8,7 @@ import pytest
 import shardloader as sl
 from shardloader.planning import picture as raster
 from shardloader.planning.picture import NOBODY, picture
-from shardloader.planning.plan import Change, stretches
+from shardloader.planning.stretches import Change, stretches
 
 
 def readers_of_cells(parts, seen):

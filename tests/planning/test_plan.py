@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import shardloader as sl
-from shardloader.planning import plan as planning
+from shardloader.planning import planned
 from tests.corpora import kept_corpus, loader_of, loaders_of, make_corpus
 
 COUNTS = (5, 0, 4, 7)
@@ -155,7 +155,7 @@ def test_an_audit_under_join_tells_that_ranks_have_different_numbers_of_batches(
 
 
 def test_an_audit_that_would_take_for_ever_is_refused(monkeypatch):
-    monkeypatch.setattr(planning, "SAMPLES_TO_AUDIT", 10)
+    monkeypatch.setattr(planned, "SAMPLES_TO_AUDIT", 10)
     with pytest.raises(sl.UsageError, match="at most 10, and 16 are left"):
         sl.plan(COUNTS, batch_size=5).audit()
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardloader as sl
-from shardloader.planning.plan import MOST_RANKS, Change, stretches
+from shardloader.planning.stretches import Change, stretches
+from shardloader.planning.topology import MOST_RANKS
 from tests.property.order_cases import COUNTS, EPOCHS, GRIDS, SEEDS, WINDOWS, read_by
 
 TOPOLOGIES = st.tuples(st.integers(1, 7), st.integers(0, 3), st.integers(1, 6))

@@ -50,7 +50,7 @@ from tests.stress.worlds import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardloader.planning.plan import Plan
+    from shardloader.planning.planned import Plan
 
 # What of a state says which samples come next.
 ORDER = ("dataset", "seed", "epoch", "consumed", "grid", "window", "steps_per_epoch")

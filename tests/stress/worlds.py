@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from shardloader.format.manifest import Manifest
-    from shardloader.planning.plan import Plan
+    from shardloader.planning.planned import Plan
     from tests.stress.ledger import Place
 
 CORPORA = (
