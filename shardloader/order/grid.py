@@ -110,17 +110,23 @@ class Lanes:
         """Samples of the longest lane."""
         return self.grid.batch * -(-self.num_batches // self.grid.workers)
 
+    def extents(
+        self, rank: NDArray[np.int64], worker: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where lanes (q, m) start on the line, and their lengths: int64, broadcast together."""
+        even, extra = divmod(self.num_batches, self.grid.workers)
+        before = rank * self.num_batches + worker * even + np.minimum(worker, extra)
+        return before * self.grid.batch, (even + (worker < extra)) * self.grid.batch
+
     def places(self, positions: NDArray[np.int64]) -> Places:
         """Where each position lies before its lane is shuffled."""
         grid, tail_start = self.grid, self.tail_start
-        even, extra = divmod(self.num_batches, grid.workers)
         element, turn_in_round = np.divmod(positions, grid.ranks)
         rank = turns(grid.ranks).rank[turn_in_round]
         batch, in_batch = np.divmod(element, grid.batch)
         turn, worker = np.divmod(batch, grid.workers)
-        before = rank * self.num_batches + worker * even + np.minimum(worker, extra)
-        start = before * grid.batch
-        stop = start + (even + (worker < extra)) * grid.batch
+        start, length = self.extents(rank, worker)
+        stop = start + length
         at = start + turn * grid.batch + in_batch
         in_tail = positions >= tail_start
         if in_tail.any():

@@ -110,15 +110,15 @@ def lanes_of(plan: Plan, ranks: NDArray[np.int64]) -> Lanes:
     worker = np.arange(grid.workers, dtype=np.int64)
     first = dealing.consumed // grid.step  # canonical batches first .. stop-1 are read
     stop = min(dealing.length, order.lanes.tail_start) // grid.step
-    even, extra = divmod(order.lanes.num_batches, grid.workers)
+    start, length = order.lanes.extents(rank, worker)
     columns = (
         rank,
         worker,
         np.arange(len(ranks))[:, None, None] * workers + (worker - first) % workers,
-        (rank * order.lanes.num_batches + worker * even + np.minimum(worker, extra)) * grid.batch,
+        start,
         -((worker - first) // grid.workers) * grid.batch,
         -((worker - stop) // grid.workers) * grid.batch,
-        (even + (worker < extra)) * grid.batch,
+        length,
     )
     shape = (len(ranks), lane_ranks, grid.workers)
     return Lanes(*(np.broadcast_to(column, shape).ravel() for column in columns))

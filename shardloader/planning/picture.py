@@ -16,6 +16,7 @@ import numpy as np
 
 from shardloader.errors import UsageError
 from shardloader.planning.lanes import block, ragged
+from shardloader.planning.looking import GOLDEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,6 @@ MOST_EXACT = 8_000_000  # samples that are looked at one by one
 MOST_POSITIONS = 16_000_000  # that are looked at where a reader may be
 MOST_RANKS = 1 << 14  # each takes a millisecond or so
 NOBODY = -1
-_GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,24 +74,10 @@ def picture(
     Raises UsageError for a plan without steps, and for one of too many ranks or whose steps are too
     large to be looked at.
     """
-    num_steps = sum(plan.steps for plan in stretches)
-    if num_steps == 0:
-        raise UsageError("a plot shows steps, and nothing is left of this epoch: plan another")
-    most_ranks = max(plan.dealing.world_size for plan in stretches)
-    if most_ranks > MOST_RANKS:
-        raise UsageError(
-            f"a plot shows {MOST_RANKS:,} ranks at most, and the plan has {most_ranks:,}: plot a "
-            "plan of fewer ranks and as much less data"
-        )
     left = sum(plan.dealing.length - plan.dealing.consumed for plan in stretches)
     is_exact = left <= most_exact
-    if not is_exact:
-        most_columns = min(most_columns, MOST_POSITIONS // max(map(_a_column, stretches)))
-        if most_columns < len(stretches):
-            raise UsageError(
-                f"a plot looks at {MOST_POSITIONS:,} positions at most, and some steps of this "
-                "topology hold more: plot fewer ranks, or a smaller batch"
-            )
+    most_columns = _affordable_columns(stretches, most_columns, is_exact=is_exact)
+    num_steps = sum(plan.steps for plan in stretches)
     first_pass, num_passes = _passes(stretches)
     turns = num_passes * len(stretches[0].schedule.order.counts)
     rows = _edges(turns, MOST_ROWS)
@@ -111,6 +97,27 @@ def picture(
         changes=tuple(int(each[-1]) for each in columns[1:-1]),
         is_exact=is_exact,
     )
+
+
+def _affordable_columns(stretches: Sequence[Plan], wanted: int, *, is_exact: bool) -> int:
+    """How many columns can be drawn; raises UsageError where that is none."""
+    if not any(plan.steps for plan in stretches):
+        raise UsageError("a plot shows steps, and nothing is left of this epoch: plan another")
+    most_ranks = max(plan.dealing.world_size for plan in stretches)
+    if most_ranks > MOST_RANKS:
+        raise UsageError(
+            f"a plot shows {MOST_RANKS:,} ranks at most, and the plan has {most_ranks:,}: plot a "
+            "plan of fewer ranks and as much less data"
+        )
+    if is_exact:
+        return wanted
+    wanted = min(wanted, MOST_POSITIONS // max(map(_a_column, stretches)))
+    if wanted < len(stretches):
+        raise UsageError(
+            f"a plot looks at {MOST_POSITIONS:,} positions at most, and some steps of this "
+            "topology hold more: plot fewer ranks, or a smaller batch"
+        )
+    return wanted
 
 
 def _edges(num: int, most: int) -> NDArray[np.int64]:
@@ -175,7 +182,7 @@ def _show(
     below = np.cumsum(amount)
     before = below[begin] - amount[begin]
     total = np.diff(np.append(before, below[-1]))
-    wanted = before + (cell[begin] * _GOLDEN % 1 * total).astype(np.int64)
+    wanted = before + (cell[begin] * GOLDEN % 1 * total).astype(np.int64)
     shown[cell[begin]] = reader[np.searchsorted(below, wanted, side="right")]
 
 

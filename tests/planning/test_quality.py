@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import shardloader as sl
-from shardloader.planning import quality as measuring
-from shardloader.planning.quality import (
+from shardloader.planning import neighbours, perfect
+from shardloader.planning.looking import spread_evenly
+from shardloader.planning.perfect import (
     distinct_shards,
     mean_distance,
     median_distance,
-    quality,
     same_batch,
-    spread_evenly,
 )
+from shardloader.planning.quality import MEASURES, quality
 
 COUNTS = (7, 0, 12, 30, 1, 22)
 
@@ -34,7 +34,7 @@ def test_distinct_shards_are_the_mean_over_every_set_of_samples(counts, drawn):
 def test_distinct_shards_do_not_depend_on_which_product_is_taken(limit, tolerance, monkeypatch):
     counts = np.array([3, 90, 90, 4, 17])
     of_table = distinct_shards(counts, 20)
-    monkeypatch.setattr(measuring, "_LARGEST_TABLE", limit)
+    monkeypatch.setattr(perfect, "_LARGEST_TABLE", limit)
     assert distinct_shards(counts, 20) == pytest.approx(of_table, rel=tolerance)
 
 
@@ -102,7 +102,7 @@ def test_a_measure_is_what_is_counted_by_hand(window, grid, epoch):
 
 @pytest.mark.parametrize("window", [1, 4, 50, 5000])
 def test_some_pairs_are_pairs_of_neighbours_and_none_is_looked_at_twice(window, monkeypatch):
-    monkeypatch.setattr(measuring, "PAIRS_OF_A_STRETCH", 37)
+    monkeypatch.setattr(neighbours, "PAIRS_OF_A_STRETCH", 37)
     plan = sl.plan(
         [50] * 40,
         batch_size=5,
@@ -110,8 +110,8 @@ def test_some_pairs_are_pairs_of_neighbours_and_none_is_looked_at_twice(window, 
         num_workers=2,
         shuffle=sl.Shuffle(window=window),
     )
-    every = measuring._all_pairs(plan)
-    some = measuring._some(plan, 10**9)
+    every = neighbours._all_pairs(plan)
+    some = neighbours._some(plan, 10**9)
     # All that stretches can hold: pairs that no border of a lane cuts.
     cut = len(every.places) - len(some.places)
     assert 0 <= cut <= 3
@@ -173,4 +173,4 @@ def test_numbers_are_chosen_without_chance_and_each_once():
 def test_progress_is_told_of_every_measure():
     told: list[int] = []
     quality(sl.plan([10], batch_size=2), advance=told.append)
-    assert sum(told) == measuring.MEASURES
+    assert sum(told) == MEASURES
