@@ -1,4 +1,4 @@
-"""`shardloader write`: what becomes of the input, and writing it to shards."""
+"""`shardloader write`: writing what the options say, or foretelling what would come of it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from shardloader.cli import report
 from shardloader.cli.sources import add_storage_options, at_least_one, json_object
+from shardloader.cli.written import document_of, print_document
 from shardloader.errors import UsageError
-from shardloader.format.urls import without_secrets
-from shardloader.writing.appended import APPENDED_NAME
-from shardloader.writing.destination import REFUSED_NAME
-from shardloader.writing.foretell import PlannedShard, foretell
+from shardloader.writing.foretell import foretell
 from shardloader.writing.job import make_job
 from shardloader.writing.selection import Selection, parse_fraction, parse_keys
-from shardloader.writing.sources.files import is_remote
 from shardloader.writing.sources.mapping import parse_choice
 from shardloader.writing.sources.opening import KINDS, open_source
 from shardloader.writing.write import run as run_job
@@ -25,9 +22,7 @@ from shardloader.writing.write import run as run_job
 if TYPE_CHECKING:
     import argparse
 
-    from shardloader.writing.foretell import Foretold
     from shardloader.writing.job import Job
-    from shardloader.writing.write import Written
 
 _MOST_WORKERS = 8  # that are started unless more are asked for
 
@@ -57,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", nargs="+", help="folders, files, patterns or URLs")
     parser.add_argument("destination", metavar="DST", help="the folder for the shards, or its URL")
     _add_input(parser)
-    _add_output(parser)
+    _add_shards(parser)
+    _add_compression(parser)
+    _add_destination(parser)
     parser.add_argument(
         "--workers",
         type=at_least_one,
@@ -128,8 +125,8 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("output")
+def _add_shards(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("shards")
     group.add_argument(
         "--pattern",
         default="shard-{:06d}.tar",
@@ -149,6 +146,13 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="a shard's size at most, such as 200MB or 1GiB (default: %(default)s)",
     )
     group.add_argument(
+        "--shuffle", type=int, metavar="SEED", help="write the samples in an order drawn from SEED"
+    )
+
+
+def _add_compression(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("compression")
+    group.add_argument(
         "--compression", choices=("zstd",), help="write .tar.zst shards (default: plain .tar)"
     )
     group.add_argument("--level", type=int, metavar="N", help="zstd's level (default: 3)")
@@ -158,9 +162,10 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="samples compressed and read together, 16 MiB of them at most (default: 64)",
     )
-    group.add_argument(
-        "--shuffle", type=int, metavar="SEED", help="write the samples in an order drawn from SEED"
-    )
+
+
+def _add_destination(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("destination")
     group.add_argument(
         "--overwrite",
         action="store_true",
@@ -187,19 +192,12 @@ def run(options: argparse.Namespace) -> int:
     """Write, or say what writing would do."""
     job, started = _job(options), time.perf_counter()
     with _Bar() as bar:
-        if options.dry_run:
-            told = foretell(job, progress=bar)
-            document = _document(options, told, told.shards, time.perf_counter() - started)
-            document |= _of_dry_run(told)
-        else:
-            written = run_job(job, progress=bar)
-            shards = _lines(written)
-            document = _document(options, written, shards, time.perf_counter() - started)
-            document |= _of_write(written)
+        done = (foretell if options.dry_run else run_job)(job, progress=bar)
+    document = document_of(options, done, time.perf_counter() - started)
     if options.json:
         report.print_json(document)
     else:
-        _print(options, document)
+        print_document(options, document)
     would_fail = document["refused"] and options.on_error == "raise"
     would_fail |= not document["samples"] and not document["was_done"]
     return 1 if options.dry_run and would_fail else 0
@@ -292,147 +290,3 @@ class _Bar:
     def _close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-
-
-def _lines(written: Written) -> list[PlannedShard]:
-    return [
-        PlannedShard(name=each.name, num_samples=each.num_samples, num_bytes=each.size_bytes)
-        for each in written.shards
-    ]
-
-
-def _document(
-    options: argparse.Namespace,
-    done: Written | Foretold,
-    shards: list[PlannedShard],
-    seconds: float,
-) -> dict[str, Any]:
-    sources = options.source
-    return {
-        "source": without_secrets(sources[0])
-        if len(sources) == 1
-        else [*map(without_secrets, sources)],
-        "destination": without_secrets(options.destination),
-        "dry_run": options.dry_run,
-        "samples": sum(shard.num_samples for shard in shards),
-        "bytes": sum(shard.num_bytes for shard in shards),
-        "file_bytes": done.survey.num_bytes,
-        "temporary_bytes": done.num_temporary_bytes,
-        "seconds": round(seconds, 3),
-        "shards": [
-            {"name": shard.name, "samples": shard.num_samples, "bytes": shard.num_bytes}
-            for shard in shards
-        ],
-        "skipped": [{"path": path, "reason": reason} for path, reason in done.survey.skipped],
-        "not_included": done.survey.num_not_included,
-        "not_selected": done.num_left_out,
-        "was_done": done.was_done,
-    }
-
-
-def _of_dry_run(told: Foretold) -> dict[str, Any]:
-    return {
-        "exact": told.is_exact,
-        "refused": len(told.refused),
-        "refused_samples": [each._asdict() for each in told.refused],
-    }
-
-
-def _of_write(written: Written) -> dict[str, Any]:
-    return {
-        "refused": written.num_refused,
-        "kept_shards": written.num_kept,
-        "digest": written.manifest.digest,
-    }
-
-
-def _print(options: argparse.Namespace, document: dict[str, Any]) -> None:
-    if document["was_done"]:
-        report.print_line(
-            f"nothing to do: this input was appended to {_shown(options.destination)} with these "
-            f"options before (to do it once more, remove {APPENDED_NAME} there)"
-        )
-        return
-    shards = document["shards"]
-    if options.dry_run:
-        _print_shards(shards, everything=options.verbose)
-    report.print_facts(_facts(options, document))
-    if not shards:
-        report.print_line("nothing is left to write: writing would be an error")
-    if not document.get("exact", True):
-        report.print_line("compressed and shuffled: sizes are about right, not exact")
-    _print_skipped(document["skipped"], everything=options.verbose)
-    refused = document.get("refused_samples", [])
-    for each in refused if options.verbose else refused[: report.SOME]:
-        report.print_line(f"  {report.printable(each['reason'])}")
-    if document["refused"] and not options.dry_run:
-        report.print_line(
-            f"refused samples are listed in {_shown(options.destination)}/{REFUSED_NAME}"
-        )
-
-
-def _facts(options: argparse.Namespace, document: dict[str, Any]) -> list[tuple[str, str]]:
-    shards = document["shards"]
-    facts = [
-        ("dry run of" if options.dry_run else "wrote", _shown(options.destination)),
-        ("samples", report.number(document["samples"])),
-        ("shards", report.number(len(shards))),
-        ("bytes", report.size(document["bytes"])),
-    ]
-    if shards:
-        sizes = [shard["bytes"] for shard in shards]
-        facts.append(
-            ("a shard", f"{report.size(min(sizes))} to {report.size(max(sizes))}"),
-        )
-    if options.shuffle is not None:
-        where = "--temporary" if is_remote(options.destination) else "DST"
-        facts.append(("temporary", f"{report.size(document['temporary_bytes'])}, in {where}"))
-    if not options.dry_run:
-        facts += _facts_of_write(document)
-    facts.append(("skipped", report.plural(len(document["skipped"]), "path")))
-    for name, what in (("not_included", "file"), ("not_selected", "sample"), ("refused", "sample")):
-        if document[name]:
-            facts.append((name.replace("_", " "), report.plural(document[name], what)))
-    return facts
-
-
-def _shown(destination: str) -> str:
-    return report.printable(without_secrets(destination))
-
-
-def _print_shards(shards: list[dict[str, Any]], *, everything: bool) -> None:
-    shown = shards if everything else shards[: 2 * report.SOME]
-    rows = [
-        [each["name"], report.number(each["samples"]), report.size(each["bytes"])] for each in shown
-    ]
-    report.print_table(["shard", "samples", "bytes"], rows)
-    if len(shown) < len(shards):
-        report.print_line(f"and {report.plural(len(shards) - len(shown), 'shard')} more")
-    report.print_line("")
-
-
-def _facts_of_write(document: dict[str, Any]) -> list[tuple[str, str]]:
-    seconds = max(document["seconds"], 1e-3)
-    rate = document["samples"] / seconds
-    facts = [
-        ("seconds", f"{document['seconds']:.2f}"),
-        ("rate", f"{rate:,.0f} samples/s, {report.size(document['bytes'] / seconds)}/s"),
-        ("digest", document["digest"]),
-    ]
-    if document["kept_shards"]:
-        kept = report.plural(document["kept_shards"], "shard")
-        facts.append(("kept", f"{kept} of a write that was broken off"))
-    return facts
-
-
-def _print_skipped(skipped: list[dict[str, str]], *, everything: bool) -> None:
-    by_reason: dict[str, list[str]] = {}
-    for each in skipped:
-        by_reason.setdefault(each["reason"], []).append(each["path"])
-    for reason, paths in by_reason.items():
-        if everything:
-            report.print_line(f"  {report.printable(reason)}:")
-            for path in paths:
-                report.print_line(f"    {report.printable(path)}")
-        else:
-            report.print_line(f"  {report.printable(reason)}: {report.some(paths)}")

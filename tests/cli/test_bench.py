@@ -84,7 +84,7 @@ class Machine:
 def machine(monkeypatch):
     def machine(cores=8, **rates):
         made = Machine(**rates)
-        monkeypatch.setattr("shardloader.cli.bench._in_a_process", made)
+        monkeypatch.setattr("shardloader.cli.measuring._in_a_process", made)
         monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
         return made
 
@@ -222,7 +222,7 @@ def test_a_process_that_ends_is_told_with_how_it_ended(corpus, run):
 
 
 def test_a_process_that_hangs_is_ended(corpus, run, monkeypatch):
-    monkeypatch.setattr("shardloader.cli.bench.PATIENCE_S", 1.0)
+    monkeypatch.setattr("shardloader.cli.measuring.PATIENCE_S", 1.0)
     ended = run("bench", "corpus", *ONE, "--transform", "mine:waits", "--batch-size", "2")
     assert (ended.code, ended.out) == (1, "")
     assert "batches of 2 with 0 workers did not" in ended.err
