@@ -17,10 +17,9 @@ from shardloader.writing.sources.base import Part, Refused
 from shardloader.writing.sources.files import FileSource, InputFile, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     from shardloader.writing.sources.base import Sample
-    from shardloader.writing.sources.mapping import Choice
 
 SUFFIXES = (".csv", ".tsv")
 _LONGEST_VALUE = 2**31 - 1
@@ -35,19 +34,8 @@ class _Whole(NamedTuple):
 class CsvRows(FileSource):
     """Files of rows under a line of column names, in UTF-8."""
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        *,
-        choice: Choice | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(words, SUFFIXES, choice, storage_options)
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """The options that decide what is read."""
-        return {"kind": "csv", "choice": self._choice.about}
+    kind = "csv"
+    suffixes = SUFFIXES
 
     def parts(self) -> Iterator[Part]:
         """Give each file as one part."""

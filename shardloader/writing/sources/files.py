@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from shardloader.errors import UsageError, WorldError
 from shardloader.format.urls import without_secrets
@@ -62,13 +62,17 @@ class InputFile(NamedTuple):
 class FileSource:
     """Those of the files that words mean which end in one of some suffixes.
 
-    Raises UsageError where there is none, and for one that is given twice.
+    A source says which, and what its kind is called. Raises UsageError where there is no such file,
+    and for one that is given twice.
     """
+
+    kind: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
 
     def __init__(
         self,
         words: Sequence[str],
-        suffixes: Sequence[str],
+        *,
         choice: Choice | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -76,8 +80,13 @@ class FileSource:
         self._folders = local_folders(words)
         stores = (Store(word, storage_options) for word in words if is_remote(word))
         self._roots = tuple(RemoteFile(store=store, url=store.folder_url) for store in stores)
-        self._files, self._others = of_kind(find_files(words, storage_options), suffixes)
+        self._files, self._others = of_kind(find_files(words, storage_options), self.suffixes)
         _refuse_twice(self._files)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The options that decide what is read."""
+        return {"kind": self.kind, "choice": self._choice.about}
 
     @property
     def beside(self) -> dict[str, bytes]:

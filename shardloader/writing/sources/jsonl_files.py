@@ -8,17 +8,17 @@ byte. Blank lines are no samples. A line that is no JSON object is refused with 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from shardloader.format.unpacking import unpacked_pieces
 from shardloader.writing.sources.base import PART_BYTES, Part, Refused
 from shardloader.writing.sources.files import FileSource, InputFile, opened, pieces_of, suffix_of
-from shardloader.writing.sources.mapping import Choice, key_of
+from shardloader.writing.sources.mapping import key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator
 
     from shardloader.writing.sources.base import Sample
 
@@ -42,19 +42,8 @@ class _Lines(NamedTuple):
 class JsonLines(FileSource):
     """Files of JSON objects, one a line."""
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        *,
-        choice: Choice | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(words, SUFFIXES, choice, storage_options)
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """The options that decide what is read."""
-        return {"kind": "jsonl", "choice": self._choice.about}
+    kind = "jsonl"
+    suffixes = SUFFIXES
 
     def parts(self) -> Iterator[Part]:
         """Cut the files at ends of lines, counting the lines on the way."""

@@ -72,6 +72,9 @@ class _Open(NamedTuple):
 class TarShards(FileSource):
     """Tar shards that somebody wrote."""
 
+    kind = "tar"
+    suffixes = SUFFIXES
+
     def __init__(
         self,
         words: Sequence[str],
@@ -80,7 +83,7 @@ class TarShards(FileSource):
         prefix_keys: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(words, SUFFIXES, choice, storage_options)
+        super().__init__(words, choice=choice, storage_options=storage_options)
         if self._choice.key is not None:
             raise UsageError("samples in shards have keys: give no key column")
         self._prefix_keys = prefix_keys
@@ -97,11 +100,7 @@ class TarShards(FileSource):
     @property
     def about(self) -> dict[str, Any]:
         """The options that decide what is read."""
-        return {
-            "kind": "tar",
-            "choice": self._choice.about,
-            "prefix_keys": self._prefix_keys,
-        }
+        return {**super().about, "prefix_keys": self._prefix_keys}
 
     @property
     def places(self) -> tuple[Path, ...]:
