@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardloader.planning.sample_log import Attempt, Logged, Place, Start
+    from shardloader.planning.log_reader import Logged
+    from shardloader.planning.sample_log import Attempt, Place, Start
 
 _NEVER: Place = (2**62, 0)
 

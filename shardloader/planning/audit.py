@@ -23,8 +23,8 @@ from shardloader.planning.attempts import Attempts
 from shardloader.planning.excused import Ranges, left_out, skipped
 from shardloader.planning.grown import check_is_one, manifests_of
 from shardloader.planning.history import EpochAudit, Fault, History
+from shardloader.planning.log_reader import LogReader
 from shardloader.planning.placement import compared
-from shardloader.planning.sample_log import LogReader
 from shardloader.reading.catalog import Catalog, open_catalog
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardloader.planning.log_reader import Logged
     from shardloader.planning.placement import Placement
-    from shardloader.planning.sample_log import Logged, Start
+    from shardloader.planning.sample_log import Start
 
     # Called with what is being done, in which unit, and how much there is of it; gives what is
     # called with how much was done.

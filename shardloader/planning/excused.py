@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardloader.planning.attempts import Attempts
-    from shardloader.planning.sample_log import Logged, Start
+    from shardloader.planning.log_reader import Logged
+    from shardloader.planning.sample_log import Start
 
 
 class Ranges:

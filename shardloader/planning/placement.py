@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardloader.order.grid import Grid
-    from shardloader.planning.sample_log import Logged, Start
+    from shardloader.planning.log_reader import Logged
+    from shardloader.planning.sample_log import Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
