@@ -3,7 +3,7 @@
 Results come in the order of the tasks. What is worth a thread is done in threads, a bounded number
 of tasks ahead. The rest is done when its turn comes, in the caller's thread, as long as the caller
 comes back at once: handing over would cost more. Where the caller stays away, as a loop does that
-trains meanwhile, a thread takes the next task and does it, one ahead.
+trains meanwhile, a thread takes what comes next, and of what is quick it does one task ahead.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ def read_ahead(
 
 
 class _Queue(Generic[Task, Result]):
-    """The tasks that are next, and who does them."""
+    """The tasks that are next, and who does them.
+
+    They are taken by the caller, or meanwhile by one thread: until it is through, the caller has
+    what was taken before, and waits for it then.
+    """
 
     def __init__(
         self,
@@ -76,21 +80,17 @@ class _Queue(Generic[Task, Result]):
         self._pool = pool
         self._most = most
         self._ahead: deque[tuple[Task, Future[Result] | None]] = deque()
-        self._following: Future[tuple[Task, Future[Result] | Result] | None] | None = None
+        self._following: Future[None] | None = None
         self._failed: Exception | None = None
         self._is_over = False
 
     def take(self) -> tuple[Task, Result] | None:
         """The next task and its result; None after the last one."""
-        if self._following is not None:
-            following, self._following = self._following, None
-            found = following.result()
-            if found is None:
-                self._is_over = True
-                return None
-            task, result = found
-            return task, result.result() if isinstance(result, Future) else result
-        self._fill()
+        if self._following is None:
+            self._fill(lambda _: None)
+        elif not self._ahead or self._following.done():
+            self._following.result()
+            self._following = None
         if self._ahead:
             task, future = self._ahead.popleft()
             return task, self._do(task) if future is None else future.result()
@@ -99,18 +99,12 @@ class _Queue(Generic[Task, Result]):
         return None
 
     def follow(self) -> None:
-        """Have the next task done meanwhile, unless threads are ahead of it anyway."""
-        if not self._ahead and not self._is_over:
-            self._following = self._pool.submit(self._next_done)
+        """Have what comes next taken meanwhile, and done too."""
+        if self._following is None and not self._is_over:
+            self._following = self._pool.submit(self._fill, self._done)
 
-    def _next_done(self) -> tuple[Task, Future[Result] | Result] | None:
-        for task in self._tasks:
-            if self._is_worth_it(task):
-                return task, self._pool.submit(self._do, task)
-            return task, self._do(task)
-        return None
-
-    def _fill(self) -> None:
+    def _fill(self, as_quick: Callable[[Task], Future[Result] | None]) -> None:
+        """Take tasks until enough are ahead; as_quick: what becomes of one not worth a thread."""
         while not self._is_over and len(self._ahead) < self._most:
             try:
                 task = next(self._tasks)
@@ -119,10 +113,19 @@ class _Queue(Generic[Task, Result]):
             except Exception as error:  # noqa: BLE001 - raised in its turn
                 self._is_over, self._failed = True, error
             else:
-                submitted = self._pool.submit(self._do, task) if self._is_worth_it(task) else None
-                self._ahead.append((task, submitted))
-                if submitted is None:
-                    break  # what is done in its turn needs nothing ahead of it
+                if self._is_worth_it(task):
+                    self._ahead.append((task, self._pool.submit(self._do, task)))
+                    continue
+                self._ahead.append((task, as_quick(task)))
+                break  # what is done so quickly needs no other ahead of it
+
+    def _done(self, task: Task) -> Future[Result]:
+        future: Future[Result] = Future()
+        try:
+            future.set_result(self._do(task))
+        except Exception as error:  # noqa: BLE001 - raised in its turn
+            future.set_exception(error)
+        return future
 
 
 class _Threads(ThreadPoolExecutor):
