@@ -8,11 +8,12 @@ trains meanwhile, a thread takes what comes next, and of what is quick it does o
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -31,18 +32,32 @@ def read_ahead(
     *,
     is_worth_it: Callable[[Task], bool],
     num_threads: int,
+    is_early: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Generator[tuple[Task, Result]]:
-    """Each task with its result; no task is begun before the first is asked for.
+    """Each task with its result.
 
     Tasks are taken in one thread at a time, which need not be the caller's. An error of `do` comes
-    at its task's turn, one of `tasks` once the results before it are given. clock: in seconds.
+    at its task's turn, one of `tasks` once the results before it are given. is_early: whether one
+    task is begun now; else none is before the first is asked for. clock: in seconds.
     """
     if num_threads == 0:
-        yield from ((task, do(task)) for task in tasks)
-        return
-    with _Threads(num_threads) as pool:
-        queue = _Queue(tasks, do, is_worth_it, pool, most=num_threads + TASKS_MORE)
+        return ((task, do(task)) for task in tasks)
+    pool = _Threads(num_threads)
+    queue = _Queue(tasks, do, is_worth_it, pool, most=num_threads + TASKS_MORE)
+    results = _results(queue, pool, clock)
+    next(results)  # so that the threads end with it, however it ends
+    if is_early:
+        queue.follow(most=1)
+    return results
+
+
+def _results(
+    queue: _Queue[Task, Result], pool: _Threads, clock: Callable[[], float]
+) -> Generator[Any]:
+    """A first None, and what `read_ahead` gives."""
+    with pool:
+        yield None
         stays_away = True  # until it comes back sooner
         while True:
             began = clock()
@@ -87,7 +102,7 @@ class _Queue(Generic[Task, Result]):
     def take(self) -> tuple[Task, Result] | None:
         """The next task and its result; None after the last one."""
         if self._following is None:
-            self._fill(lambda _: None)
+            self._fill(self._most, lambda _: None)
         elif not self._ahead or self._following.done():
             self._following.result()
             self._following = None
@@ -98,14 +113,14 @@ class _Queue(Generic[Task, Result]):
             raise self._failed
         return None
 
-    def follow(self) -> None:
+    def follow(self, most: int | None = None) -> None:
         """Have what comes next taken meanwhile, and done too."""
         if self._following is None and not self._is_over:
-            self._following = self._pool.submit(self._fill, self._done)
+            self._following = self._pool.submit(self._fill, most or self._most, self._done)
 
-    def _fill(self, as_quick: Callable[[Task], Future[Result] | None]) -> None:
-        """Take tasks until enough are ahead; as_quick: what becomes of one not worth a thread."""
-        while not self._is_over and len(self._ahead) < self._most:
+    def _fill(self, most: int, as_quick: Callable[[Task], Future[Result] | None]) -> None:
+        """Take tasks until `most` are ahead; as_quick: what becomes of one not worth a thread."""
+        while not self._is_over and len(self._ahead) < most:
             try:
                 task = next(self._tasks)
             except StopIteration:
@@ -133,8 +148,11 @@ class _Threads(ThreadPoolExecutor):
 
     def __init__(self, num_threads: int) -> None:
         super().__init__(num_threads, thread_name_prefix="shardloader")
+        self._process = os.getpid()
 
     def __exit__(self, *_: object) -> None:
+        if os.getpid() != self._process:
+            return  # a child has none of them, and a lock that one had held when it was forked
         # Whoever collects garbage may end a pass that nobody holds, also one of these threads.
         is_one_of_them = threading.current_thread() in self._threads
         self.shutdown(wait=not is_one_of_them, cancel_futures=True)

@@ -55,7 +55,16 @@ def main(corpus: str) -> None:
             os._exit(0)
         print("ended", os.waitpid(child, 0)[1], flush=True)
         next(iterator)
-        HELD.append(iterator)
+        loader, other = make(), make()
+        for _ in range(2):  # from now on the next epoch is begun before anybody asks for it
+            contents(loader), contents(other)
+        wanted = contents(other)
+        child = os.fork()
+        if child == 0:
+            print("forked", contents(loader) == wanted, flush=True)
+            os._exit(0)
+        print("ended", os.waitpid(child, 0)[1], contents(loader) == wanted, flush=True)
+        HELD.extend([iterator, loader])
     print("threads", any(each.name.startswith("shardloader") for each in threading.enumerate()))
 
 

@@ -161,6 +161,7 @@ def test_a_loop_that_is_left_while_threads_read_for_it_leaves_no_hang_behind():
     )
     assert done.returncode == 0, done.stderr
     one_way = ["raised True", "child StaleIteratorError True", "ended 0"]
+    one_way += ["forked True", "ended 0 True"]
     assert done.stdout.splitlines() == [*one_way, *one_way, "threads True"]
 
 
