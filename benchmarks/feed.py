@@ -3,13 +3,13 @@
     torchrun --standalone --nproc-per-node 2 benchmarks/feed.py [--loader shardloader]
     python benchmarks/feed.py [--small] [--rounds 1] [--only K-10ms,MDS]
 
-Each rank reads a corpus, copies each batch to its device, computes (on a GPU by multiplying,
-without one by sleeping, as `training/profiles.py` has it) and all-reduces gradients; NCCL on GPUs,
-gloo without. Under torchrun, on one host or many, rank 0 prints a JSON object; the corpora have to
-be there (`python -m tools.corpora T`), at the same path on all hosts. Alone, the corpora and the
-peers' virtual environment are made, torchrun is started for each loader in turn, and feed.json,
-feed.md and feed.png are written to benchmarks/results. `--only` takes profiles and parts of
-loaders' names.
+Each rank reads a corpus, copies each batch to its device (shardloader by its own `device=`),
+computes (on a GPU by multiplying, without one by sleeping, as `training/profiles.py` has it) and
+all-reduces gradients; NCCL on GPUs, gloo without. Under torchrun, on one host or many, rank 0
+prints a JSON object; the corpora have to be there (`python -m tools.corpora T`), at the same path
+on all hosts. Alone, the corpora and the peers' virtual environment are made, torchrun is started
+for each loader in turn, and feed.json, feed.md and feed.png are written to benchmarks/results.
+`--only` takes profiles and parts of loaders' names.
 """
 
 from __future__ import annotations

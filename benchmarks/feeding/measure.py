@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import time
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain, islice
 from pathlib import Path
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SAMPLES_A_LOOK: Final = 256  # between looks at the clock
+
+
+def held(opened: Opened) -> Opened:
+    """The same with one iterator, which is held, and not yet made.
+
+    Grain's waits up to a minute for the queues of its workers when it goes: whoever has its result
+    ends the process before.
+    """
+    return replace(opened, items=chain(opened.items))
 
 
 def timed(opened: Opened, corpus: Corpus, seconds: float) -> dict[str, Any]:
@@ -92,7 +102,7 @@ def main() -> None:
     corpus = corpus_of(options.corpus, options.divide)
     folder = corpus.folder(options.work, loader.form).resolve()
     work = Work(corpus=corpus, mode=options.mode, folder=folder)
-    opened = loader.opens[options.mode](work)
+    opened = held(loader.opens[options.mode](work))
     measures: dict[str, Callable[[], dict[str, Any]]] = {
         "time": lambda: timed(opened, corpus, options.seconds),
         "hold": lambda: timed(opened, corpus, options.seconds),

@@ -25,11 +25,16 @@ BUFFER: Final = 1000  # the shuffle buffer of loaders that have one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one process is to read: a corpus, in a mode, from the folder of the loader's form."""
+    """What one process is to read: a corpus, in a mode, from the folder of the loader's form.
+
+    device: where a loader that copies by itself gives its batches; all others give them on the
+    host.
+    """
 
     corpus: Corpus
     mode: str
     folder: Path
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

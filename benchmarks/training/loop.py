@@ -1,6 +1,7 @@
 """One rank's loop: wait for a batch, copy it, compute, all-reduce. What took how long?
 
-Knows nothing of loaders: a feed is whatever `iter` makes batches of. The first batches, with the
+Knows nothing of loaders: a feed is whatever `iter` makes batches of, on the host or on the device
+already: then the copy is what is still to be waited for. The first batches, with the
 start of workers and the first touch of files, are taken before the clock starts; the ends of epochs
 are within it.
 """
@@ -65,7 +66,7 @@ class Step:
         for _ in range(self._products):
             torch.mm(self._matrix, self._matrix)
         if self._products:
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()  # copies ahead, on others, go on
         if self._seconds:
             time.sleep(self._seconds)
 
@@ -83,8 +84,13 @@ def endless(feed: Iterable[Any]) -> Iterator[Any]:
 
 
 def synthetic(batches: Iterator[Any]) -> Iterator[Any]:
-    """The limit: the feed's first batch, over and over, from memory."""
-    return repeat(next(batches))
+    """The limit: the feed's first batch, over and over, from the host's memory."""
+    first = next(batches)
+    return repeat({name: _on_host(value) for name, value in first.items()})
+
+
+def _on_host(value: Any) -> Any:
+    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def run(batches: Iterator[Any], profile: Profile, device: torch.device, *, seconds: float) -> Times:
@@ -101,8 +107,9 @@ def run(batches: Iterator[Any], profile: Profile, device: torch.device, *, secon
     is_over, start = False, time.perf_counter()
     while not is_over:
         began = time.perf_counter()
-        batch = next(batches)
+        coming = next(batches)
         arrived = time.perf_counter()
+        batch = coming  # only now the one before it goes, which is no waiting
         moved(batch, device)
         there = time.perf_counter()
         step.compute()
@@ -117,11 +124,11 @@ def run(batches: Iterator[Any], profile: Profile, device: torch.device, *, secon
 
 
 def moved(batch: Any, device: torch.device) -> list[torch.Tensor]:
-    """The batch's tensors on the device."""
+    """The batch's tensors on the device, for what is done there now."""
     found = [value for value in batch.values() if isinstance(value, torch.Tensor)]
     there = [value.to(device, non_blocking=True) for value in found]
     if device.type == "cuda":
-        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()  # copies ahead, on others, go on
     return there
 
 

@@ -21,7 +21,7 @@ from benchmarks.training import loop
 from tools.corpora.corpus import corpus_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from benchmarks.training.profiles import Profile
@@ -59,7 +59,7 @@ def measured(
 def _profile(
     name: str, profile: Profile, device: torch.device, *, seconds: float, divide: int, work: Path
 ) -> dict[str, Any]:
-    batches = loop.endless(opened(name, profile, divide=divide, work=work))
+    batches = loop.endless(opened(name, profile, device, divide=divide, work=work))
     from_memory = loop.synthetic(batches)
     # half before and half after, so that a drift of the machine falls on both
     limit = loop.run(from_memory, profile, device, seconds=seconds / 2)
@@ -77,14 +77,16 @@ def _profile(
     return found
 
 
-def opened(name: str, profile: Profile, *, divide: int, work: Path) -> Iterator[Any]:
-    """A loader's batches of a profile, for this rank."""
+def opened(
+    name: str, profile: Profile, device: torch.device, *, divide: int, work: Path
+) -> Iterable[Any]:
+    """A loader's batches of a profile, for this rank; on the device, if it copies by itself."""
     loader = find(name)
     corpus = replace(corpus_of(profile.corpus, divide), batch=profile.batch)
     mode = OWN if profile.corpus == "I" and loader.does("I", OWN) else BATCHES
     folder = corpus.folder(work, loader.form).resolve()
-    items: Any = loader.opens[mode](Work(corpus=corpus, mode=mode, folder=folder)).items
-    return items  # type: ignore[no-any-return]
+    of_rank = Work(corpus=corpus, mode=mode, folder=folder, device=str(device))
+    return loader.opens[mode](of_rank).items
 
 
 def _gathered(times: loop.Times) -> list[loop.Times]:

@@ -40,6 +40,8 @@ def rows(runs: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         }
         for name in ("wait_share", "samples_per_s", "mb_per_s", "skew_ms"):
             row[name] = statistics.median(each[name] for each in fed)
+        engine = [each["copy_engine_share"] for each in of_it if "copy_engine_share" in each]
+        row["copy_engine_share"] = statistics.median(engine) if engine else None
         has_target = limit is not None and loader == OWN_NAME
         row["reached"] = (
             bool(row["wait_share"] < limit and row["of_limit"] >= LEAST_RATE)
@@ -58,7 +60,8 @@ def markdown(runs: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> str
         f"{device}, {about['ranks']} ranks. Load before: {machine['load_before']:.1f}. Medians of "
         f"{about['rounds']} rounds. *Waiting* is the share of a rank's time in which the loop had "
         "no batch, *of the limit* its rate beside a feed that gives one batch from memory over and "
-        "over, in the same process."
+        "over, in the same process. shardloader copies by its own `device=`, which does nothing "
+        "where there is no GPU."
     )
     lines = ["# Feeding a training step", "", told, "", *HEAD]
     found = list(rows(runs))
@@ -75,6 +78,13 @@ def markdown(runs: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> str
         f"{'yes' if row['reached'] else 'no'} |"
         for row in found
         if row["reached"] is not None
+    ]
+    engines = [row for row in found if row["copy_engine_share"] is not None]
+    if engines:
+        lines += ["", "| step | loader | copy engine busy |", "|---|---|---:|"]
+    lines += [
+        f"| {row['profile']} | {row['loader']} | {100 * row['copy_engine_share']:.2f}% |"
+        for row in engines
     ]
     lines += [f"\n- {name}: {why}" for name, why in about["failed"].items()]
     return "\n".join(lines) + "\n"

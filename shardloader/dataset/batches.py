@@ -8,6 +8,7 @@ some small batches at once.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -104,6 +105,15 @@ class RowGroup:
     start: int
     batch_size: int
     num_bytes: int = 0
+
+
+class Joined(NamedTuple):
+    """The batches of a group, made where it was read; each leaves when it is given."""
+
+    batches: deque[Any]
+
+
+Read = Joined | Columns | Exception | None  # what became of a group, see `BatchMaker.read`
 
 
 def row_blocks(
@@ -213,8 +223,8 @@ class BatchMaker:
         num_bytes = 0 if located is None else sum(_bytes_of_rows(located, size))
         return RowGroup([row], row.index[None], row.valid[None], located, 0, size, num_bytes)
 
-    def read(self, group: RowGroup) -> Columns | Exception | None:
-        """Read and decode a group by columns; any thread may do it.
+    def read(self, group: RowGroup) -> Read:
+        """Read and decode a group by columns, and join it if nobody needs samples; in any thread.
 
         None where its samples differ in their fields, and what was raised where one is bad: `join`
         reads them one by one.
@@ -231,28 +241,40 @@ class BatchMaker:
             return without_frames(error)  # they would keep its shards open while others are read
         if not self._joins_columns:
             return columns
-        # Here and not in `join`: copying images takes longer than all else that is left.
-        return Columns(columns.keys, {name: stack(each) for name, each in columns.fields.items()})
+        try:
+            return Joined(deque(self._batches_of(group, columns)))
+        except Exception:  # noqa: BLE001 - `join` raises it, after the batches before it
+            return columns
 
-    def join(self, group: RowGroup, columns: Columns | Exception | None) -> Iterator[Any]:
+    def join(self, group: RowGroup, read: Read) -> Iterator[Any]:
         """The batches of a group that was read: transform and collate_fn are called here."""
-        if not isinstance(columns, Columns):
-            before = self._filler.num_failed
-            yield from map(self._one_by_one, group.rows)
-            if self._filler.num_failed == before:
-                self._wonder_at(columns)
+        if isinstance(read, Joined):
+            self._reader.diary.counts.add_field_bytes(group.num_bytes)
+            while read.batches:
+                yield read.batches.popleft()  # whoever lets go of it is the last that had it
             return
+        if isinstance(read, Columns):
+            self._reader.diary.counts.add_field_bytes(group.num_bytes)
+            yield from self._batches_of(group, read)
+            return
+        before = self._filler.num_failed
+        yield from map(self._one_by_one, group.rows)
+        if self._filler.num_failed == before:
+            self._wonder_at(read)
+
+    def _batches_of(self, group: RowGroup, columns: Columns) -> Iterator[Any]:
+        """The batches of a group that was read by columns."""
         size, together = group.batch_size, self._joins_columns
         names: list[str] = []
         parts: list[Any] = [_parts(columns.keys, size, len(group.rows))]
-        for name, values in columns.fields.items():
+        for name, column in columns.fields.items():
+            values = stack(column) if together else column
             # One tensor for the group, since making one costs as much as reading some samples.
             is_array = together and isinstance(values, np.ndarray)
             joined = join_field(name, values) if is_array else values
             names.append(name)
             parts.append(_parts(joined, size, len(group.rows)))
         slots = zip(_rows_of(group.index), _rows_of(group.valid), strict=True)
-        self._reader.diary.counts.add_field_bytes(group.num_bytes)
         for row, of, keys, *values in zip(group.rows, slots, *parts, strict=True):
             yield self._joined(row, keys, dict(zip(names, values, strict=True)), of)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch.utils.data import DataLoader
 
@@ -31,10 +31,33 @@ if TYPE_CHECKING:
     from shardloader.dataset.shard_dataset import ShardDataset
     from shardloader.loader.device import Side
     from shardloader.loader.making import Making
+    from shardloader.order.dealing import Dealing
+    from shardloader.order.grid import Grid
     from shardloader.order.schedule import Schedule
     from shardloader.reading.counts import Counts
 
 MOST_THREADS: Final = 16  # more than that, and the interpreter's lock is what they wait for
+
+
+class _Which(NamedTuple):
+    """What tells one pass from another, of the same dataset."""
+
+    process: int
+    epoch: int
+    grid: Grid
+    dealing: Dealing
+
+    @classmethod
+    def of(cls, schedule: Schedule, epoch: int) -> _Which:
+        """Of this process: a child has none of its parent's threads."""
+        return cls(os.getpid(), epoch, schedule.order.grid, schedule.dealing)
+
+
+class _Begun(NamedTuple):
+    """A pass whose first batch is being read, though nobody has asked for it."""
+
+    which: _Which
+    batches: Iterator[Any]
 
 
 class Engine:
@@ -70,6 +93,8 @@ class Engine:
         self._made: tuple[BatchStream, DataLoader[Any]] | None = None
         self._receiver: Receiver | None = None
         self._tally = Tally(num_workers)
+        self._num_ended = 0
+        self._begun: _Begun | None = None
 
     @property
     def counts(self) -> Counts:
@@ -78,22 +103,51 @@ class Engine:
 
     def batches(self, schedule: Schedule, recipe: Recipe, *, epoch: int) -> Iterator[Any]:
         """This rank's batches of a schedule; recipe: the dataset that it is of."""
-        dealing = schedule.dealing
+        begun, self._begun = self._begun, None
+        which = _Which.of(schedule, epoch)
         if recipe is not self._recipe:  # workers that persist have another one
             self.forget_workers()
             self._recipe = recipe
+            begun = None
+        if begun is not None and begun.which == which:
+            batches = begun.batches
+        else:
+            del begun  # its threads have ended then, which read as those to come do
+            batches = self._from(schedule, recipe, epoch)
+        return batches if self._side is None else self._on_device(batches, self._side)
+
+    def ended(self, schedule: Schedule, recipe: Recipe, *, epoch: int) -> None:
+        """A pass was read to its end, and one of `schedule` comes next, if any does.
+
+        A loop that has come again to a pass will do so another time, most likely: the first batch
+        is read meanwhile. It counts nothing, and is dropped if another pass is asked for.
+        """
+        self._num_ended += 1
+        if self._num_ended < 2 or self._num_workers or self._made is None:
+            return
+        stream, loader = self._made
+        # DataLoader, which pins, draws from torch's global generator for each iterator.
+        if recipe is not self._recipe or loader.pin_memory or not stream.may_be_early:
+            return
+        batches = self._from(schedule, recipe, epoch, is_early=True)
+        self._begun = _Begun(_Which.of(schedule, epoch), batches)
+
+    def _from(
+        self, schedule: Schedule, recipe: Recipe, epoch: int, *, is_early: bool = False
+    ) -> Iterator[Any]:
+        """The batches on the host."""
+        dealing = schedule.dealing
         stream, loader = self._make(recipe, dealing.batch_size, dealing.accumulate)
-        stream.start_at(epoch=epoch, consumed=dealing.consumed, grid=schedule.order.grid)
+        stream.start_at(schedule, epoch=epoch, is_early=is_early)
         side = self._side
         try:
             with nullcontext() if side is None else side.current():
-                batches = self._on_host(stream, loader)
+                return self._on_host(stream, loader)
         except RuntimeError:  # a worker that should have persisted died meanwhile
             if self._receiver is None:
                 raise
             self.forget_workers()
-            return self.batches(schedule, recipe, epoch=epoch)
-        return batches if side is None else self._on_device(batches, side)
+            return self._from(schedule, recipe, epoch)
 
     def _on_device(self, batches: Iterator[Any], side: Side) -> Iterator[Any]:
         making = self.making

@@ -96,7 +96,14 @@ class LoaderIterator(Iterator[Any]):
             self._let_go()
             self._ended = True
         self._progress.receive(schedule.dealing.consumed_after(self._given), is_last=is_last)
+        if is_last:
+            self._look_forward()
         return batch
+
+    def _look_forward(self) -> None:
+        """Let the engine know what comes next, if the loop goes on as it did."""
+        progress = self._progress
+        self._engine.ended(progress.schedule(), progress.recipe, epoch=progress.position.epoch)
 
     def _start(self) -> None:
         progress = self._progress

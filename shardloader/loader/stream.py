@@ -80,15 +80,35 @@ class BatchStream(IterableDataset[Any]):
         self.pages: Tensor | None = None  # where they write what they do
         self.diary = Diary(counts=options.tally.own)  # of this process, where there are none
         self._sender: Sender | None = None
+        self._schedule: Schedule | None = None  # of the position, where there are no workers
+        self._is_early = False
         # epoch, consumed, ranks, workers, batch
         self._position = torch.zeros(5, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._reader: SampleReader | None = None
 
-    def start_at(self, *, epoch: int, consumed: int, grid: Grid) -> None:
-        """Let the next iterator begin here."""
-        self._position.copy_(torch.tensor([epoch, consumed, *grid.to_list()], dtype=torch.int64))
+    def start_at(self, schedule: Schedule, *, epoch: int, is_early: bool = False) -> None:
+        """Let the next iterator give a schedule's batches.
+
+        is_early: whether it begins to read the first one when it is made, in a thread.
+        """
+        order, dealing = schedule.order, schedule.dealing
+        position = [epoch, dealing.consumed, *order.grid.to_list()]
+        self._position.copy_(torch.tensor(position, dtype=torch.int64))
+        # Of its own, since a schedule remembers passes, and rows may be evaluated in a thread.
+        self._schedule, self._is_early = Schedule(order, dealing), is_early
+
+    @property
+    def may_be_early(self) -> bool:
+        """Whether nothing is fetched, and so nothing is counted, before a batch is asked for.
+
+        Known after the first pass.
+        """
+        reader = self._reader
+        return reader is not None and not (reader.fetches_ahead or reader.waits_for_a_store)
 
     def __iter__(self) -> Iterator[Any]:
+        if get_worker_info() is None and self._schedule is not None:
+            return self._batches(self._schedule)
         epoch, consumed, ranks, workers, batch = self._position.tolist()
         options = self._options
         schedule = Schedule.of(
@@ -135,6 +155,7 @@ class BatchStream(IterableDataset[Any]):
                 read,
                 is_worth_it=maker.is_slow,
                 num_threads=threads,
+                is_early=self._is_early,
             )
             return chain.from_iterable(starmap(maker.join, groups))
 
@@ -190,7 +211,7 @@ class BatchStream(IterableDataset[Any]):
         return lambda batch: _parcel(batch, sender, ring.token)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None, "_sender": None}
+        return {**self.__dict__, "_reader": None, "_sender": None, "_schedule": None}
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 
 import pytest
+import torch
 
+import shardloader as sl
 from benchmarks import feed
 from benchmarks.training.loop import Times, bytes_of, endless, synthetic
-from benchmarks.training.measure import summed
+from benchmarks.training.measure import opened, summed
 from benchmarks.training.profiles import PROFILES, profile_of
 from benchmarks.training.tables import markdown, rows
 
@@ -65,6 +68,43 @@ def test_a_target_asks_for_little_waiting_and_for_the_rate_of_the_limit():
     assert [row["reached"] for row in rows([run(0.03, 98.0)])] == [False]
     assert [row["reached"] for row in rows([run(0.01, 90.0)])] == [False]
     assert [row["reached"] for row in rows([{**run(0.01, 98.0), "loader": "MDS"}])] == [None]
+
+
+def test_the_note_tells_the_share_of_the_copy_engine_where_there_is_one():
+    rates = {"wait_share": 0.01, "samples_per_s": 99.0, "mb_per_s": 1.0, "skew_ms": 0.1}
+    fed = {**rates, "by_rank": [{"wait_ms": {"most": 3.0}}]}
+    profile = {"about": {"wait_limit": None}, "fed": fed, "limit": {"samples_per_s": 100.0}}
+    runs = [
+        {"loader": name, "device": "a GPU", "profiles": {"vit": {**profile, **more}}}
+        for name, more in (("shardloader", {"copy_engine_share": 0.25}), ("MDS", {}))
+    ]
+    machine = {"processor": "abacus", "cores": 2, "load_before": 0.0}
+    about = {"command": "feed", "date": "2026-01-01", "machine": machine, "ranks": 2, "rounds": 1}
+    told = markdown(runs, {**about, "failed": {}})
+    assert "| vit | shardloader | 25.00% |" in told
+    assert "| vit | MDS | 25" not in told
+    assert "busy" not in markdown(runs[1:], {**about, "failed": {}})
+
+
+def test_shardloader_copies_by_itself_and_the_limit_starts_on_the_host(tmp_path, monkeypatch):
+    given = {}
+
+    class Loader:
+        def __init__(self, *_, **options):
+            given.update(options)
+
+    monkeypatch.setattr(sl, "ShardLoader", Loader)
+    opened(
+        "shardloader", profile_of("K-10ms"), torch.device("cuda", 1), divide=LEAST, work=tmp_path
+    )
+    assert given["device"] == "cuda:1"
+
+    class There(torch.Tensor):
+        def cpu(self, *_, **__):
+            return torch.ones(2)
+
+    (first,) = islice(synthetic(iter([{"x": torch.zeros(2).as_subclass(There), "t": ["a"]}])), 1)
+    assert (first["x"].tolist(), first["t"]) == ([1, 1], ["a"])
 
 
 def test_a_note_of_loaders_that_failed_names_the_reason(tmp_path):

@@ -8,14 +8,23 @@ import pytest
 
 from benchmarks.feeding.__main__ import options_of, parsed
 from benchmarks.feeding.digest import Digest
-from benchmarks.feeding.measure import checked, first, timed
+from benchmarks.feeding.measure import checked, first, held, timed
 from benchmarks.feeding.peers import PINNED, asked_for
 from benchmarks.feeding.picture import draw
 from benchmarks.feeding.processes import held_mb, run
 from benchmarks.feeding.registry import find, loaders
 from benchmarks.feeding.rounds import Series, Turn, measure, planned
 from benchmarks.feeding.tables import markdown, reached
-from benchmarks.feeding.work import BATCHES, OWN, RAW, Loader, Opened, Work, one_sample
+from benchmarks.feeding.work import (
+    BATCHES,
+    OWN,
+    RAW,
+    Loader,
+    Opened,
+    Work,
+    many_samples,
+    one_sample,
+)
 from tools.corpora.__main__ import make
 from tools.corpora.corpus import corpus_of
 from tools.corpora.samples import LEAST_BYTES, MOST_BYTES, sample
@@ -152,6 +161,26 @@ def test_a_pass_is_timed_to_its_end_and_a_slow_one_to_the_limit():
     stopped = timed(given(iter(range(10**9))), small, seconds=0.0)
     assert (stopped["samples"], stopped["whole"]) == (256, False)
     assert first(given([1]))["seconds"] > 0
+
+
+def test_an_iterator_is_made_when_the_clock_runs_and_outlives_what_was_measured():
+    class Items:
+        made = gone = 0
+
+        def __iter__(self):
+            Items.made += 1
+            try:
+                yield from range(10**9)
+            finally:
+                Items.gone += 1
+
+    small = corpus_of("T", LEAST)
+    opened = held(Opened(items=Items(), item_samples=1, columns=many_samples))
+    assert Items.made == 0
+    assert not timed(opened, small, seconds=0.0)["whole"]
+    assert (Items.made, Items.gone) == (1, 0)
+    del opened
+    assert Items.gone == 1
 
 
 def only_in_order(place, rounds):

@@ -17,6 +17,7 @@ from torch.utils.data import get_worker_info
 import shardloader as sl
 from tests.corpora import contents, kept_corpus, loader_of
 
+ROOT = Path(__file__).parents[2]
 COUNTS = (5, 0, 4, 7, 1, 6)
 GRID = sl.Grid(ranks=1, workers=3, batch=3)
 HANG_S = 60  # a batch that takes so long is a hang, and an error
@@ -150,6 +151,18 @@ def test_a_killed_worker_is_an_error_and_no_hang():
     for line in told:
         assert re.search("RuntimeError DataLoader worker .* (killed by signal|exited)", line)
     assert last.startswith("StaleIteratorError an iterator that raised an error")
+
+
+def test_a_loop_that_is_left_while_threads_read_for_it_leaves_no_hang_behind():
+    """By break, by an exception, in a forked child, and by the end of the process."""
+    command = [sys.executable, "-m", "tests.integration.left_midway", str(kept_corpus(COUNTS))]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    one_way = ["raised True", "child StaleIteratorError True", "ended 0"]
+    one_way += ["forked True", "ended 0 True"]
+    assert done.stdout.splitlines() == [*one_way, *one_way, "threads True"]
 
 
 def with_image(sample):

@@ -57,16 +57,6 @@ def test_threads_work_at_the_same_time():
     assert sorted(place for _, place in done) == [0, 1]
 
 
-def test_what_is_not_worth_a_thread_is_done_in_the_callers():
-    where = read_ahead(
-        iter(range(4)),
-        lambda _: threading.current_thread() is threading.main_thread(),
-        is_worth_it=lambda task: task % 2 == 0,
-        num_threads=2,
-    )
-    assert [is_main for _, is_main in where] == [False, True, False, True]
-
-
 def fails_at_three(task):
     if task == 3:
         raise KeyError(task)
@@ -113,11 +103,11 @@ class Clock:
         return self.now
 
 
-def done_where(clock):
+def done_where(clock, is_worth_it=never):
     return read_ahead(
         count(),
         lambda _: threading.current_thread() is threading.main_thread(),
-        is_worth_it=never,
+        is_worth_it=is_worth_it,
         num_threads=2,
         clock=clock,
     )
@@ -133,6 +123,54 @@ def test_what_is_quick_is_done_in_its_turn_for_a_caller_that_comes_back_at_once(
     where = done_where(Clock(LEAST_AWAY_S / 10))
     assert [is_main for _, is_main in islice(where, 6)] == [True, False, *[True] * 4]
     where.close()
+
+
+def every_other(task):
+    return task % 2 == 0
+
+
+def test_what_is_not_worth_a_thread_is_done_in_its_turn_beside_what_is():
+    where = done_where(Clock(LEAST_AWAY_S / 10), is_worth_it=every_other)
+    # Until the caller is back for the first time it is taken for one that stays away.
+    assert [is_main for _, is_main in islice(where, 4)] == [False, True, False, False]
+    assert [is_main for _, is_main in islice(where, 6)] == [False, True] * 3
+    where.close()
+
+
+def test_a_caller_that_stays_away_takes_and_does_nothing_itself():
+    taken_by_main: list[bool] = []
+
+    def tasks():
+        for task in count():
+            taken_by_main.append(threading.current_thread() is threading.main_thread())
+            yield task
+
+    done = read_ahead(
+        tasks(),
+        lambda task: task,
+        is_worth_it=always,
+        num_threads=2,
+        clock=Clock(10 * LEAST_AWAY_S),
+    )
+    assert [task for task, _ in islice(done, 20)] == list(range(20))
+    done.close()
+    at_first = 2 + TASKS_MORE
+    assert taken_by_main[:at_first] == [True] * at_first
+    assert not any(taken_by_main[at_first:])
+
+
+@pytest.mark.parametrize("is_worth_it", [always, never, every_other])
+def test_an_error_that_comes_meanwhile_comes_in_its_turn(is_worth_it):
+    done = read_ahead(
+        iter(range(9)),
+        fails_at_three,
+        is_worth_it=is_worth_it,
+        num_threads=2,
+        clock=Clock(10 * LEAST_AWAY_S),
+    )
+    assert [task for task, _ in islice(done, 3)] == [0, 1, 2]
+    with pytest.raises(KeyError):
+        next(done)
 
 
 def test_the_next_result_is_there_before_the_caller_is_back():

@@ -5,7 +5,11 @@ from __future__ import annotations
 import io
 import json
 import tempfile
+import threading
+import weakref
 from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,8 @@ from hypothesis import strategies as st
 
 import shardloader as sl
 from shardloader.dataset import batches, samples
+from shardloader.loader import stream
+from shardloader.loader.read_ahead import read_ahead
 from shardloader.reading.decode import decode_json
 from tests.corpora import dataset_of, each_once, kept_corpus, loader_of, valid_of
 from tests.shards import tar_bytes
@@ -129,6 +135,17 @@ def one_by_one():
         yield
 
 
+@contextmanager
+def away_for(seconds: float):
+    """A loop that stays away so long each time: what comes next is read, and joined, meanwhile."""
+    looks = count()
+    # Before and after a group is taken, and when the loop is back.
+    slow = partial(read_ahead, clock=lambda: (next(looks) + 1) // 3 * seconds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "read_ahead", slow)
+        yield
+
+
 def outcome(folder: Path, loader_options: dict[str, Any], options: dict[str, Any]) -> list[Any]:
     """What is delivered, the error that ends it, and what was counted."""
     found: list[Any] = []
@@ -176,6 +193,8 @@ def plain(value: Any) -> Any:
     at_once=st.tuples(
         st.integers(1, 9), st.integers(1, 9), st.integers(1, 200), st.integers(1, 100)
     ),
+    threads=st.integers(0, 2),
+    away_s=st.sampled_from([0.0, 10.0]),
 )
 def test_columns_are_what_samples_are(
     of_shards,
@@ -190,6 +209,8 @@ def test_columns_are_what_samples_are(
     on_error,
     shards_at_once,
     at_once,
+    threads,
+    away_s,
 ):
     options = {
         "decode": decode,
@@ -202,10 +223,12 @@ def test_columns_are_what_samples_are(
     loader_options = {"collate_fn": collate_fn, "meta": meta, "batch_size": batch_size}
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), of_shards)
-        with limits(shards_at_once * samples.SHARE_OF_A_THREAD, *at_once):
-            by_columns = outcome(Path(folder), loader_options, options)
+        with limits(shards_at_once * samples.SHARE_OF_A_THREAD, *at_once), away_for(away_s):
+            ahead = {**loader_options, "decode_threads": threads}
+            by_columns = outcome(Path(folder), ahead, options)
         with one_by_one():
-            assert outcome(Path(folder), loader_options, options) == by_columns
+            inline = {**loader_options, "decode_threads": 0}
+            assert outcome(Path(folder), inline, options) == by_columns
 
 
 @given(data=JSON.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=8))
@@ -235,6 +258,33 @@ def test_samples_with_the_same_fields_are_read_by_columns(monkeypatch, options):
     loader: Any = sl.ShardLoader(dataset_of(kept_corpus((9, 8)), **options), batch_size=2)
     assert len(list(loader)) == 9
     assert called == []
+
+
+@pytest.mark.parametrize("options", [{}, {"decode": {"txt": own_decoder}}])
+def test_a_loop_that_stays_away_joins_nothing_itself(monkeypatch, options):
+    where = []
+    joined = batches.BatchMaker._joined
+
+    def noted(*given: Any) -> Any:
+        where.append(threading.current_thread() is threading.main_thread())
+        return joined(*given)
+
+    monkeypatch.setattr(batches.BatchMaker, "_joined", noted)
+    with limits(4, 4, 200, 1), away_for(10.0):
+        loader: Any = sl.ShardLoader(
+            dataset_of(kept_corpus((9, 8)), **options), batch_size=2, decode_threads=1
+        )
+        assert len(list(loader)) == len(where) == 9
+    assert not any(where[1:])
+
+
+def test_a_batch_that_was_given_is_kept_by_nobody():
+    """Also where it was joined together with others."""
+    loader: Any = sl.ShardLoader(dataset_of(kept_corpus((9, 8))), batch_size=2)
+    given_batches = iter(loader)
+    for _ in range(3):
+        valid = weakref.ref(next(given_batches)["__valid__"])
+        assert valid() is None
 
 
 def test_columns_that_fail_where_the_samples_are_good_are_wondered_at_once(monkeypatch, caplog):

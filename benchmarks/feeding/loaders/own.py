@@ -81,7 +81,7 @@ def _batches(work: Work, **options: Any) -> Opened:
         decode = {"jpg": _reduced_decode if work.mode == OWN else _pillow_decode}
     dataset = _dataset(work, decode)
     size = work.corpus.batch
-    loader: Iterable[Any] = sl.ShardLoader(dataset, batch_size=size, **options)
+    loader: Iterable[Any] = sl.ShardLoader(dataset, size, device=work.device, **options)
     return Opened(items=loader, item_samples=size, columns=_valid)
 
 
