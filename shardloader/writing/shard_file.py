@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +22,7 @@ from shardloader.format.tar_header import BLOCK_BYTES, END_OF_ARCHIVE
 from shardloader.reading.source import INDEX_SUFFIX
 from shardloader.writing.frames import Compression, seek_table
 from shardloader.writing.tarring import is_ordinary, ordinary, pieces_of, tar_of
+from shardloader.writing.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardloader.writing.layout import Limits
     from shardloader.writing.tarring import TarredSample
 
 _PARTIAL_SUFFIX = ".partial"
@@ -77,29 +79,43 @@ def shard_of_index(name: str) -> str:
 class ShardFile:
     """An open shard. After `seal` or `discard` it is done with.
 
-    `num_samples` are in it; `size_bytes` is the file's size if it were sealed now.
+    `keys` are those of the samples in it, and `take` appends a sample as `Waiting.take` does.
     """
 
     def __init__(self, partial: Path, name: str) -> None:
         self.name = name
-        self.num_samples = 0
-        self.size_bytes = len(END_OF_ARCHIVE)
         self._contents = Contents()
         self.keys = self._contents.keys
         self._output = _Output(partial)
-        self._samples: list[TarredSample] = []
-        self._waiting_bytes = 0
+        self._waiting = Waiting(self.keys)
+        self.take = self._waiting.take
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples are in it."""
+        return len(self.keys)
+
+    @property
+    def size_bytes(self) -> int:
+        """The file's size if it were sealed now."""
+        return self._contents.tar_bytes + self._waiting.num_bytes + len(END_OF_ARCHIVE)
 
     def add(self, sample: TarredSample) -> None:
         """Append a sample, whose key is new to this shard."""
-        self.keys[sample.key] = None
-        self._samples.append(sample)
-        size_bytes = sample.size_bytes
-        self.num_samples += 1
-        self.size_bytes += size_bytes
-        self._waiting_bytes += size_bytes
-        if self._waiting_bytes >= _BUFFER_BYTES:
-            self._flush_if_full()
+        self._waiting.add(sample)
+        if self._waiting.num_bytes >= self._buffer_bytes:
+            self._flush()
+
+    def expect(self, names: tuple[str, ...], limits: Limits) -> None:
+        """Let `take` take samples with these entries, as long as the shard is not full then."""
+        waiting = self._waiting
+        waiting.expect(
+            names,
+            max_samples=limits.max_samples - 1,
+            num_bytes=min(
+                limits.max_bytes - self.size_bytes, self._buffer_bytes - waiting.num_bytes
+            ),
+        )
 
     def seal(self) -> Sealed:
         """End the archive and bring it to disk."""
@@ -109,26 +125,31 @@ class ShardFile:
 
     def discard(self) -> None:
         """Close and remove the file; may be called at any time, also after `seal` failed."""
-        self._samples.clear()
+        self._waiting.clear()
         self._output.discard()
 
     @property
     def _are_small(self) -> bool:
-        return self._waiting_bytes < _BIG_BYTES * len(self._samples)
+        return self._waiting.num_bytes < _BIG_BYTES * len(self._waiting)
 
-    def _flush_if_full(self) -> None:
-        if self._are_small or self._waiting_bytes >= _MANY_BYTES:
-            self._flush()
+    @property
+    def _buffer_bytes(self) -> int:
+        return _BUFFER_BYTES if self._are_small else _MANY_BYTES
 
     def _flush(self) -> None:
-        if not self._samples:
+        waiting = self._waiting
+        if not waiting:
             return
         # where most is headers and small fields they are joined; a big field is not copied again
-        samples = self._samples
-        self._output.write([tar_of(samples)] if self._are_small else pieces_of(samples))
-        self._contents.add(self._samples)
-        self._samples = []
-        self._waiting_bytes = 0
+        are_small, samples = self._are_small, waiting.samples
+        if samples:
+            self._output.write([tar_of(samples)] if are_small else pieces_of(samples))
+            self._contents.add(samples)
+        else:
+            members = waiting.members()
+            self._output.write([members.tar()] if are_small else members.pieces())
+            self._contents.add_alike(waiting.fields, members.sizes)
+        waiting.clear()
 
 
 class FrameFile:
@@ -185,13 +206,14 @@ class Contents:
     def __init__(self) -> None:
         self.keys: dict[str, None] = {}
         self.tar_bytes = 0
-        self._fields: list[tuple[str, ...]] = []
+        self._kinds: list[tuple[tuple[str, ...], int]] = []  # fields, of so many samples
         self._offsets: list[NDArray[np.int64]] = []  # of members, some of them at a time
         self._sizes: list[NDArray[np.int64]] = []
 
     def add(self, samples: Sequence[TarredSample]) -> None:
         """Append samples."""
-        self._fields += [sample.fields for sample in samples]
+        for fields, alike in groupby([sample.fields for sample in samples]):
+            self._note(fields, len(list(alike)))
         if all(map(is_ordinary, samples)):
             header_bytes = np.array(BLOCK_BYTES, np.int64)
             data = chain.from_iterable([sample.data for sample in samples])
@@ -200,6 +222,19 @@ class Contents:
             made = [sample.made or ordinary(sample) for sample in samples]
             header_bytes = np.array([size for each in made for size in each.headers], np.int64)
             data_bytes = np.array([size for each in made for size in each.sizes], np.int64)
+        self._place(header_bytes, data_bytes)
+
+    def add_alike(self, fields: tuple[str, ...], data_bytes: NDArray[np.int64]) -> None:
+        """Append samples with these fields and ordinary headers; `data_bytes` of each member."""
+        self._note(fields, len(data_bytes) // len(fields))
+        self._place(np.array(BLOCK_BYTES, np.int64), data_bytes)
+
+    def _note(self, fields: tuple[str, ...], num_samples: int) -> None:
+        if self._kinds and self._kinds[-1][0] == fields:
+            num_samples += self._kinds.pop()[1]
+        self._kinds.append((fields, num_samples))
+
+    def _place(self, header_bytes: NDArray[np.int64], data_bytes: NDArray[np.int64]) -> None:
         in_blocks = -(-data_bytes // BLOCK_BYTES) * BLOCK_BYTES
         ends = self.tar_bytes + np.cumsum(header_bytes + in_blocks)
         self._offsets.append(ends - in_blocks)
@@ -208,18 +243,14 @@ class Contents:
 
     def index(self) -> SampleIndex:
         """Index the archive, if it ended here."""
-        kinds = {fields: np.zeros(0, np.uint32) for fields in set(self._fields)}
+        kinds = {fields for fields, _ in self._kinds}
         names = tuple(sorted({name for fields in kinds for name in fields}, key=str.encode))
         numbers = {name: number for number, name in enumerate(names)}
-        for fields in kinds:
-            kinds[fields] = np.array([numbers[name] for name in fields], dtype=np.uint32)
-        lengths = np.fromiter(map(len, self._fields), np.int64, len(self._fields))
-        if len(kinds) == 1:  # as in most shards
-            (kind,) = kinds.values()
-            member_fields = np.tile(kind, len(self._fields))
-        else:
-            parts = [kinds[fields] for fields in self._fields]
-            member_fields = np.concatenate([*parts, np.zeros(0, np.uint32)])
+        member_fields = [
+            np.tile(np.array([numbers[name] for name in fields], np.uint32), count)
+            for fields, count in self._kinds
+        ]
+        lengths = [np.full(count, len(fields), np.int64) for fields, count in self._kinds]
         text = "".join(self.keys)
         key_bytes = text.encode()
         is_ascii = len(key_bytes) == len(text)
@@ -229,10 +260,10 @@ class Contents:
         return SampleIndex(
             shard_bytes=self.tar_bytes + len(END_OF_ARCHIVE),
             fields=names,
-            sample_starts=_starts(lengths),
+            sample_starts=_starts(np.concatenate([none, *lengths])),
             member_offsets=np.concatenate([none, *self._offsets]),
             member_sizes=np.concatenate([none, *self._sizes]),
-            member_fields=member_fields,
+            member_fields=np.concatenate([np.zeros(0, np.uint32), *member_fields]),
             key_starts=_starts(key_lengths),
             key_bytes=np.frombuffer(key_bytes, dtype=np.uint8),
         )

@@ -162,19 +162,16 @@ class ShardWriter:
         Raises SampleError, naming key and field, for what would not read back the same; nothing
         of such a sample is written and the writer stays usable.
         """
-        if self._state != "open":
-            self._open()
-        members = tarred(sample)
-        self._check_key_is_new(members.key)
+        plain = self._plain
         try:
-            if self._compression is None:
-                self._add(members)
-            else:
-                self._add_to_frame(members, self._compression)
-            self._last_key = members.key
-        except BaseException:  # also Ctrl-C: half a write can't be taken back
+            if plain is not None and plain.take(sample):
+                return
+        except SampleError:
+            raise
+        except BaseException:
             self.abort()
             raise
+        self._write_any(sample)
 
     def close(self) -> None:
         """Finish the open shard and publish the manifest; a second call does nothing.
@@ -257,10 +254,29 @@ class ShardWriter:
         self._state = "open"
         _opened.add(self)
 
+    def _write_any(self, sample: Mapping[str, Any]) -> None:
+        """Append a sample of any kind."""
+        if self._state != "open":
+            self._open()
+        members = tarred(sample)
+        self._check_key_is_new(members.key)
+        try:
+            if self._compression is None:
+                self._add(members)
+            else:
+                self._add_to_frame(members, self._compression)
+            self._last_key = members.key
+            if self._plain is not None and members.made is None:
+                self._plain.expect(tuple(sample), self._limits)
+        except BaseException:  # also Ctrl-C: half a write can't be taken back
+            self.abort()
+            raise
+
     def _leave_to_parent(self) -> None:
         """Stop in a forked child: the writer, its file and its lock are the parent's."""
         if self._state == "open":
             self._state = _LEFT_TO_PARENT
+            self._plain = None  # which would take samples
 
     def _check_key_is_new(self, key: str) -> None:
         is_here = self._shard is not None and key in self._shard.keys
