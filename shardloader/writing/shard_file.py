@@ -20,6 +20,7 @@ from shardloader.errors import WorldError
 from shardloader.format.index import SampleIndex
 from shardloader.format.tar_header import BLOCK_BYTES, END_OF_ARCHIVE
 from shardloader.reading.source import INDEX_SUFFIX
+from shardloader.writing.beside import Beside
 from shardloader.writing.frames import Compression, seek_table
 from shardloader.writing.tarring import is_ordinary, ordinary, pieces_of, tar_of
 from shardloader.writing.waiting import Waiting
@@ -37,6 +38,8 @@ _PARTIAL_SUFFIX = ".partial"
 _BUFFER_BYTES = 1 << 20  # one write and one update of the digest for about this much
 _MANY_BYTES = 1 << 23  # where fields are big, which are not joined: long writes cost less
 _BIG_BYTES = 1 << 14  # of a sample
+_WORTH_A_THREAD = 1 << 18  # fewer bytes have a digest sooner than another thread has woken up
+_DIGESTS_AHEAD = 2
 _MAX_PIECES = 1024  # that the system takes in one call
 
 
@@ -77,7 +80,7 @@ def shard_of_index(name: str) -> str:
 
 
 class ShardFile:
-    """An open shard. After `seal` or `discard` it is done with.
+    """An open shard. After `end` it is sealed; after `seal` or `discard` it is done with.
 
     `keys` are those of the samples in it, and `take` appends a sample as `Waiting.take` does.
     """
@@ -117,10 +120,13 @@ class ShardFile:
             ),
         )
 
-    def seal(self) -> Sealed:
-        """End the archive and bring it to disk."""
+    def end(self) -> None:
+        """Write the last samples, and the archive's end."""
         self._flush()
         self._output.write([END_OF_ARCHIVE])
+
+    def seal(self) -> Sealed:
+        """Bring a file that has its end to disk; any thread may do that."""
         return self._output.seal(self.name, self._contents.index())
 
     def discard(self) -> None:
@@ -184,12 +190,15 @@ class FrameFile:
         self._frames_bytes += len(frame)
         self._output.write([frame])
 
-    def seal(self) -> Sealed:
-        """End the archive and bring it to disk."""
+    def end(self) -> None:
+        """Write the archive's end."""
         end = self._compression.end
         frames = [*self._frames, (len(end), len(END_OF_ARCHIVE))]
-        index = replace(self._contents.index(), compressed_bytes=self.size_bytes)
         self._output.write([end, seek_table(frames)])
+
+    def seal(self) -> Sealed:
+        """Bring a file that has its end to disk; any thread may do that."""
+        index = replace(self._contents.index(), compressed_bytes=self.size_bytes)
         return self._output.seal(self.name, index)
 
     def discard(self) -> None:
@@ -276,27 +285,37 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class _Output:
-    """A file that is written from its start to its end, with the digest of what was written."""
+    """A file that is written from its start to its end, with the digest of what was written.
+
+    Of much that is written at a time the digest is made beside the writing.
+    """
 
     def __init__(self, partial: Path) -> None:
         self._partial = partial
         self._digest = xxhash.xxh3_128()
+        self._beside = Beside(ahead=_DIGESTS_AHEAD)
         self._size_bytes = 0
         with naming(partial):
             self._file = partial.open("wb", buffering=0)
 
     def write(self, chunks: Sequence[bytes | bytearray]) -> None:
-        update = self._digest.update
-        for chunk in chunks:
-            update(chunk)
+        size_bytes = sum(map(len, chunks))
+        if size_bytes >= _WORTH_A_THREAD:
+            self._beside.do(_update, self._digest, chunks)
+        else:
+            self._beside.finish()
+            _update(self._digest, chunks)
         with naming(self._partial):
             for at in range(0, len(chunks), _MAX_PIECES):
-                self._size_bytes += write_all(self._file.fileno(), chunks[at : at + _MAX_PIECES])
+                write_all(self._file.fileno(), chunks[at : at + _MAX_PIECES])
+        self._size_bytes += size_bytes
 
     def seal(self, name: str, index: SampleIndex) -> Sealed:
         with naming(self._partial):
             os.fsync(self._file.fileno())
             self._file.close()
+        self._beside.finish()
+        self._beside.end()
         finished = FinishedShard(
             name=name,
             size_bytes=self._size_bytes,
@@ -307,6 +326,7 @@ class _Output:
         return Sealed(finished=finished, partial=self._partial, index=index.to_bytes())
 
     def discard(self) -> None:
+        self._beside.end()
         try:
             self._file.close()
         except OSError:  # a full disk says so once more; the file goes anyway
@@ -315,15 +335,19 @@ class _Output:
             self._partial.unlink(missing_ok=True)
 
 
-def write_all(handle: int, pieces: Sequence[bytes | bytearray]) -> int:
-    """Write all of some pieces, however little the system takes at a time; gives their size."""
+def _update(digest: xxhash.xxh3_128, chunks: Sequence[bytes | bytearray]) -> None:
+    for chunk in chunks:
+        digest.update(chunk)
+
+
+def write_all(handle: int, pieces: Sequence[bytes | bytearray]) -> None:
+    """Write all of some pieces, however little the system takes at a time."""
     size = sum(map(len, pieces))
     done = os.writev(handle, pieces)
     if done < size:
         rest = memoryview(b"".join(pieces))[done:]
         while rest:
             rest = rest[os.write(handle, rest) :]
-    return size
 
 
 @contextmanager

@@ -5,6 +5,8 @@ file, `destination` the folder. What the reader of this module must know:
 
 - A shard appears under its final name only when it is whole and on disk; the manifest only when
   the writer was closed without an error. A folder without a manifest is no finished dataset.
+- A full shard, unless it is small, is brought to disk by a thread, in order, while the next one is
+  filled. What fails there is raised by one of the next calls, and no shard after it gets its name.
 - The same samples and options give the same bytes, whatever the clock, user, umask or locale.
 - A refused sample leaves no byte, and the writer goes on; after a failed disk it does not.
 - A writer is its process's: in a forked child it refuses, and what the parent writes stays whole.
@@ -22,6 +24,7 @@ from weakref import WeakSet
 
 from shardloader.errors import SampleError, UsageError
 from shardloader.reading.sizes import parse_bytes
+from shardloader.writing.beside import Beside
 from shardloader.writing.destination import Destination
 from shardloader.writing.frames import TABLE_ENTRY_BYTES, compress
 from shardloader.writing.layout import Limits
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 
 _BROKEN_OFF = "broken off"
 _LEFT_TO_PARENT = "opened by the process that this one was forked from"
+_BIG_BYTES = 1 << 20  # of a shard: a smaller one is there when the write that filled it returns
 _NO_DATASET = ", so what was written is no whole dataset"
 _log = logging.getLogger("shardloader")
 
@@ -72,6 +76,9 @@ class ShardWriter:
     `compression="zstd"` writes `.tar.zst` shards, a frame for every `frame_samples` samples, or
     for 16 MiB of them if that is less, so that reading one sample costs one frame; `max_bytes` is
     then of the compressed file.
+
+    A full shard is brought to disk and named while the next one is filled: `num_shards` waits for
+    it, and what fails there is raised by one of the next calls.
 
     One thread at a time may use a writer, and no process that was forked from its own. The folder
     is touched first by `with` or the first `write`. Raises UsageError for options that
@@ -115,6 +122,8 @@ class ShardWriter:
         self._base: Manifest | None = None
         self._first_number = 0
         self._finished: list[FinishedShard] = []
+        self._finishing = Beside(ahead=1)
+        self._full_shards = self._full_samples = self._full_bytes = 0
         self._shard: ShardFile | FrameFile | None = None  # that is open; one of the next two
         self._plain: ShardFile | None = None
         self._framed: FrameFile | None = None
@@ -131,14 +140,15 @@ class ShardWriter:
 
     @property
     def num_shards(self) -> int:
-        """The number of shards finished."""
+        """The number of shards finished; waits for those that are full."""
+        self._finishing.settle()
         return len(self._finished)
 
     @property
     def num_samples(self) -> int:
         """The number of samples written, those of the open shard included."""
-        finished = sum(shard.num_samples for shard in self._finished)
-        return finished + (self._shard.num_samples if self._shard else 0) + len(self._waiting)
+        in_open = self._shard.num_samples if self._shard else 0
+        return self._full_samples + in_open + len(self._waiting)
 
     @property
     def total_bytes(self) -> int:
@@ -146,8 +156,7 @@ class ShardWriter:
 
         Samples that wait for their frame to be compressed are not in it.
         """
-        finished = sum(shard.size_bytes for shard in self._finished)
-        return finished + (self._shard.size_bytes if self._shard else 0)
+        return self._full_bytes + (self._shard.size_bytes if self._shard else 0)
 
     @property
     def manifest(self) -> Manifest:
@@ -185,16 +194,18 @@ class ShardWriter:
         try:
             self._finish_frame()
             self._finish_shard()
+            self._finishing.finish()
             self._manifest = manifest_of(self._base, self._finished)
             self._destination.publish_manifest(self._manifest)
         except BaseException:
             self.abort()
             raise
         self._state = "closed"
+        self._finishing.end()
         self._destination.release()
 
     def abort(self) -> None:
-        """Remove the open shard and stop; finished shards stay, no manifest is published."""
+        """Remove the open shard and stop; full shards stay, no manifest is published."""
         if self._state in {"closed", _BROKEN_OFF, _LEFT_TO_PARENT}:
             return
         was_open, self._state = self._state == "open", _BROKEN_OFF
@@ -206,6 +217,7 @@ class ShardWriter:
             if shard is not None:
                 shard.discard()
         finally:
+            self._finishing.end()
             self._destination.abandon(is_begun=bool(self._finished))
         if was_open:
             _log.warning(
@@ -261,6 +273,7 @@ class ShardWriter:
         members = tarred(sample)
         self._check_key_is_new(members.key)
         try:
+            self._finishing.check()
             if self._compression is None:
                 self._add(members)
             else:
@@ -320,15 +333,36 @@ class ShardWriter:
         self._waiting, self._waiting_bytes = {}, 0
 
     def _next_file(self) -> tuple[Path, str]:
-        name = self._pattern.name(self._first_number + len(self._finished))
+        name = self._pattern.name(self._first_number + self._full_shards)
         return self._destination.place.partials / partial_name(name), name
 
     def _finish_shard(self) -> None:
-        if self._shard is not None:
-            sealed = self._shard.seal()
-            self._destination.publish_shard(sealed)
-            self._finished.append(sealed.finished)
-            self._shard = self._plain = self._framed = None
+        """Have the open shard brought to disk and named, a big one while the next one is filled."""
+        shard = self._shard
+        if shard is None:
+            return
+        shard.end()
+        num_samples, size_bytes = shard.num_samples, shard.size_bytes
+        self._finishing.do(_finish, shard, self._destination, self._finished)
+        if size_bytes < _BIG_BYTES:
+            self._finishing.finish()
+        self._shard = self._plain = self._framed = None
+        self._full_shards += 1
+        self._full_samples += num_samples
+        self._full_bytes += size_bytes
+
+
+def _finish(
+    shard: ShardFile | FrameFile, destination: Destination, finished: list[FinishedShard]
+) -> None:
+    """Bring a shard to disk, give it its name, and note it; knows no writer, so keeps none."""
+    try:
+        sealed = shard.seal()
+        destination.publish_shard(sealed)
+    except BaseException:
+        shard.discard()
+        raise
+    finished.append(sealed.finished)
 
 
 _opened: WeakSet[ShardWriter] = WeakSet()
