@@ -160,13 +160,16 @@ def _no_digest_and_index() -> Iterator[None]:
     """Take out what makes the digest and the index, to see what they cost."""
     from shardloader.format.index import SampleIndex
     from shardloader.writing import shard_file
+    from shardloader.writing.contents import Contents
 
     empty, _ = SampleIndex.build(bytes(2 * BLOCK), shard="none")
     with ExitStack() as stack:
         for owner, name, value in (
             (shard_file, "xxhash", SimpleNamespace(xxh3_128=_NoDigest)),
-            (shard_file.Contents, "add", lambda _, __: None),
-            (shard_file.Contents, "index", lambda _: empty),
+            (shard_file, "outline_alike", lambda _, __: None),
+            (shard_file, "outline_of", lambda _: None),
+            (Contents, "add", lambda _, __: None),
+            (Contents, "index", lambda _: empty),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield

@@ -295,7 +295,8 @@ class _Worker:
                 shop.spill.write(chunk)
                 chunk.head.keys, chunk.head.sizes = [], [chunk.num_bytes]
             self._held[self._number] = chunk
-            self.say("chunk", self._number, chunk.head)
+            head = chunk.outlined() if shop.spill is None else chunk.head
+            self.say("chunk", self._number, head)
             self._number += 1
             while len(self._held) >= _MAX_HELD or not self._inbox.empty():
                 self._obey(self._inbox.get())

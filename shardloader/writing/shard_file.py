@@ -10,27 +10,24 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
-import numpy as np
 import xxhash
 
 from shardloader.errors import WorldError
-from shardloader.format.index import SampleIndex
-from shardloader.format.tar_header import BLOCK_BYTES, END_OF_ARCHIVE
+from shardloader.format.tar_header import END_OF_ARCHIVE
 from shardloader.reading.source import INDEX_SUFFIX
 from shardloader.writing.beside import Beside
+from shardloader.writing.contents import Contents, outline_alike, outline_of
 from shardloader.writing.frames import Compression, seek_table
-from shardloader.writing.tarring import is_ordinary, ordinary, pieces_of, tar_of
+from shardloader.writing.tarring import pieces_of, tar_of
 from shardloader.writing.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from shardloader.format.index import SampleIndex
     from shardloader.writing.layout import Limits
     from shardloader.writing.tarring import TarredSample
 
@@ -90,6 +87,7 @@ class ShardFile:
         self._contents = Contents()
         self.keys = self._contents.keys
         self._output = _Output(partial)
+        self._written_bytes = 0
         self._waiting = Waiting(self.keys)
         self.take = self._waiting.take
 
@@ -101,7 +99,7 @@ class ShardFile:
     @property
     def size_bytes(self) -> int:
         """The file's size if it were sealed now."""
-        return self._contents.tar_bytes + self._waiting.num_bytes + len(END_OF_ARCHIVE)
+        return self._written_bytes + self._waiting.num_bytes + len(END_OF_ARCHIVE)
 
     def add(self, sample: TarredSample) -> None:
         """Append a sample, whose key is new to this shard."""
@@ -150,11 +148,12 @@ class ShardFile:
         are_small, samples = self._are_small, waiting.samples
         if samples:
             self._output.write([tar_of(samples)] if are_small else pieces_of(samples))
-            self._contents.add(samples)
+            self._contents.add(outline_of(samples))
         else:
             members = waiting.members()
             self._output.write([members.tar()] if are_small else members.pieces())
-            self._contents.add_alike(waiting.fields, members.sizes)
+            self._contents.add(outline_alike(waiting.fields, members.sizes))
+        self._written_bytes += waiting.num_bytes
         waiting.clear()
 
 
@@ -184,7 +183,7 @@ class FrameFile:
         """Append a frame of samples, whose keys are new to this shard."""
         start = self._contents.tar_bytes
         self.keys.update(dict.fromkeys([sample.key for sample in samples]))
-        self._contents.add(samples)
+        self._contents.add(outline_of(samples))
         plain_bytes = self._contents.tar_bytes - start
         self._frames.append((len(frame), plain_bytes))
         self._frames_bytes += len(frame)
@@ -204,84 +203,6 @@ class FrameFile:
     def discard(self) -> None:
         """Close and remove the file; may be called at any time, also after `seal` failed."""
         self._output.discard()
-
-
-class Contents:
-    """What lies where in the tar of an open shard: what its index will say.
-
-    `keys` are those of all its samples; whoever adds samples adds them, perhaps before.
-    """
-
-    def __init__(self) -> None:
-        self.keys: dict[str, None] = {}
-        self.tar_bytes = 0
-        self._kinds: list[tuple[tuple[str, ...], int]] = []  # fields, of so many samples
-        self._offsets: list[NDArray[np.int64]] = []  # of members, some of them at a time
-        self._sizes: list[NDArray[np.int64]] = []
-
-    def add(self, samples: Sequence[TarredSample]) -> None:
-        """Append samples."""
-        for fields, alike in groupby([sample.fields for sample in samples]):
-            self._note(fields, len(list(alike)))
-        if all(map(is_ordinary, samples)):
-            header_bytes = np.array(BLOCK_BYTES, np.int64)
-            data = chain.from_iterable([sample.data for sample in samples])
-            data_bytes = np.array(list(map(len, data)), np.int64)
-        else:
-            made = [sample.made or ordinary(sample) for sample in samples]
-            header_bytes = np.array([size for each in made for size in each.headers], np.int64)
-            data_bytes = np.array([size for each in made for size in each.sizes], np.int64)
-        self._place(header_bytes, data_bytes)
-
-    def add_alike(self, fields: tuple[str, ...], data_bytes: NDArray[np.int64]) -> None:
-        """Append samples with these fields and ordinary headers; `data_bytes` of each member."""
-        self._note(fields, len(data_bytes) // len(fields))
-        self._place(np.array(BLOCK_BYTES, np.int64), data_bytes)
-
-    def _note(self, fields: tuple[str, ...], num_samples: int) -> None:
-        if self._kinds and self._kinds[-1][0] == fields:
-            num_samples += self._kinds.pop()[1]
-        self._kinds.append((fields, num_samples))
-
-    def _place(self, header_bytes: NDArray[np.int64], data_bytes: NDArray[np.int64]) -> None:
-        in_blocks = -(-data_bytes // BLOCK_BYTES) * BLOCK_BYTES
-        ends = self.tar_bytes + np.cumsum(header_bytes + in_blocks)
-        self._offsets.append(ends - in_blocks)
-        self._sizes.append(data_bytes)
-        self.tar_bytes = int(ends[-1])
-
-    def index(self) -> SampleIndex:
-        """Index the archive, if it ended here."""
-        kinds = {fields for fields, _ in self._kinds}
-        names = tuple(sorted({name for fields in kinds for name in fields}, key=str.encode))
-        numbers = {name: number for number, name in enumerate(names)}
-        member_fields = [
-            np.tile(np.array([numbers[name] for name in fields], np.uint32), count)
-            for fields, count in self._kinds
-        ]
-        lengths = [np.full(count, len(fields), np.int64) for fields, count in self._kinds]
-        text = "".join(self.keys)
-        key_bytes = text.encode()
-        is_ascii = len(key_bytes) == len(text)
-        sizes = [len(key) if is_ascii else len(key.encode()) for key in self.keys]
-        key_lengths = np.array(sizes, np.int64)
-        none = np.zeros(0, np.int64)
-        return SampleIndex(
-            shard_bytes=self.tar_bytes + len(END_OF_ARCHIVE),
-            fields=names,
-            sample_starts=_starts(np.concatenate([none, *lengths])),
-            member_offsets=np.concatenate([none, *self._offsets]),
-            member_sizes=np.concatenate([none, *self._sizes]),
-            member_fields=np.concatenate([np.zeros(0, np.uint32), *member_fields]),
-            key_starts=_starts(key_lengths),
-            key_bytes=np.frombuffer(key_bytes, dtype=np.uint8),
-        )
-
-
-def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=starts[1:])
-    return starts
 
 
 class _Output:

@@ -45,7 +45,7 @@ class TarredSample(NamedTuple):
     """A sample as it will lie in a shard: the data of its members, in the order of `fields`.
 
     Where `made` is None the headers are ordinary ones, a block each, and yet to be made; else it
-    has all bytes, and `data` may be empty.
+    has all bytes.
     """
 
     key: str
@@ -53,12 +53,6 @@ class TarredSample(NamedTuple):
     data: Sequence[bytes]
     size_bytes: int
     made: Made | None = None
-
-    @property
-    def outline(self) -> TarredSample:
-        """The same without its bytes."""
-        headers, sizes, _ = self.made or ordinary(self)
-        return TarredSample(self.key, self.fields, (), self.size_bytes, Made(headers, sizes, ()))
 
 
 def tarred(sample: Mapping[str, Any]) -> TarredSample:
