@@ -116,17 +116,16 @@ class Filler:
                     offset += len(data)
 
     def seal(self, seal: Seal) -> Sealed:
-        """End a shard, bring it to disk, and read it for its digest."""
+        """End a shard, bring it to disk, and read it for its digest; any thread may do that."""
         path = self._path(seal.name)
         end = END_OF_ARCHIVE
         compression = self._shop.recipe.compression
         if compression is not None:
             table = seek_table([*seal.frames, (len(compression.end), len(end))])
             end = compression.end + table
-        with naming(path):
-            handle = self._opened(seal.name)
-            _write_at(handle, end, seal.size_bytes - len(end))
-            os.fsync(handle)
+        with naming(path), path.open("r+b", buffering=0) as file:
+            _write_at(file.fileno(), end, seal.size_bytes - len(end))
+            os.fsync(file.fileno())
         data = map_file(path)
         if len(data) != seal.size_bytes:
             raise WorldError(f"{path}: what lies on the disk is not what was written to it")
