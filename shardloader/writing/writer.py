@@ -129,6 +129,9 @@ class ShardWriter:
         self._framed: FrameFile | None = None
         self._waiting: dict[str, TarredSample] = {}  # of a frame that is not full
         self._waiting_bytes = 0
+        self._packing: dict[str, TarredSample] = {}  # of the frame that is being compressed
+        self._packed: list[bytes] = []  # that frame, once it is
+        self._compressing = Beside(ahead=1)
         self._last_key: str | None = None
         self._manifest: Manifest | None = None
 
@@ -148,7 +151,7 @@ class ShardWriter:
     def num_samples(self) -> int:
         """The number of samples written, those of the open shard included."""
         in_open = self._shard.num_samples if self._shard else 0
-        return self._full_samples + in_open + len(self._waiting)
+        return self._full_samples + in_open + len(self._packing) + len(self._waiting)
 
     @property
     def total_bytes(self) -> int:
@@ -192,7 +195,8 @@ class ShardWriter:
         if self._state != "open":
             self._open()
         try:
-            self._finish_frame()
+            self._pack_frame()
+            self._place_frame()
             self._finish_shard()
             self._finishing.finish()
             self._manifest = manifest_of(self._base, self._finished)
@@ -201,6 +205,7 @@ class ShardWriter:
             self.abort()
             raise
         self._state = "closed"
+        self._compressing.end()
         self._finishing.end()
         self._destination.release()
 
@@ -212,8 +217,9 @@ class ShardWriter:
         self._manifest = None
         shard, self._shard = self._shard, None
         self._plain = self._framed = None
-        self._waiting = {}
+        self._waiting, self._packing = {}, {}
         try:
+            self._compressing.end()
             if shard is not None:
                 shard.discard()
         finally:
@@ -293,7 +299,7 @@ class ShardWriter:
 
     def _check_key_is_new(self, key: str) -> None:
         is_here = self._shard is not None and key in self._shard.keys
-        if key == self._last_key or is_here or key in self._waiting:
+        if key == self._last_key or is_here or key in self._waiting or key in self._packing:
             raise SampleError(written_before(key))
 
     def _add(self, sample: TarredSample) -> None:
@@ -310,27 +316,45 @@ class ShardWriter:
 
     def _add_to_frame(self, sample: TarredSample, compression: Compression) -> None:
         self._waiting[sample.key] = sample
-        in_shard = self._shard.num_samples if self._shard else 0
         self._waiting_bytes += sample.size_bytes
-        is_full = in_shard + len(self._waiting) >= self._limits.max_samples
+        if self._may_be_full():
+            self._place_frame()
+        is_full = self._may_be_full()
         if is_full or compression.is_full(len(self._waiting), self._waiting_bytes):
-            self._finish_frame()
+            self._pack_frame()
+        if is_full:
+            self._place_frame()
         if self._shard is not None and self._shard.num_samples >= self._limits.max_samples:
             self._finish_shard()
 
-    def _finish_frame(self) -> None:
-        """Compress the samples that wait, and add them to the shard or to a new one."""
+    def _may_be_full(self) -> bool:
+        """Whether the samples that have no place yet fill the shard, if they all come into it."""
+        in_shard = self._shard.num_samples if self._shard else 0
+        return in_shard + len(self._packing) + len(self._waiting) >= self._limits.max_samples
+
+    def _pack_frame(self) -> None:
+        """Have the samples that wait compressed, beside what comes next."""
+        self._place_frame()
         if not self._waiting or self._compression is None:
             return
-        samples = list(self._waiting.values())
-        frame = compress(tar_of(samples), self._compression.level)
+        tar = tar_of(list(self._waiting.values()))
+        self._compressing.do(_pack, tar, self._compression.level, self._packed)
+        self._packing = self._waiting
+        self._waiting, self._waiting_bytes = {}, 0
+
+    def _place_frame(self) -> None:
+        """Add the samples that are being compressed to the shard or to a new one."""
+        if not self._packing or self._compression is None:
+            return
+        self._compressing.finish()
+        frame = self._packed.pop()
         added = len(frame) + TABLE_ENTRY_BYTES
         if self._shard is not None and self._shard.size_bytes + added > self._limits.max_bytes:
             self._finish_shard()
         if self._framed is None:
             self._framed = self._shard = FrameFile(*self._next_file(), self._compression)
-        self._framed.add_frame(frame, samples)
-        self._waiting, self._waiting_bytes = {}, 0
+        self._framed.add_frame(frame, list(self._packing.values()))
+        self._packing = {}
 
     def _next_file(self) -> tuple[Path, str]:
         name = self._pattern.name(self._first_number + self._full_shards)
@@ -350,6 +374,10 @@ class ShardWriter:
         self._full_shards += 1
         self._full_samples += num_samples
         self._full_bytes += size_bytes
+
+
+def _pack(tar: bytes | bytearray, level: int, packed: list[bytes]) -> None:
+    packed.append(compress(tar, level))
 
 
 def _finish(
