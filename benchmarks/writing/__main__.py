@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks.feeding import peers
 from benchmarks.feeding.machine import machine
 from benchmarks.feeding.processes import run_to_end
-from benchmarks.writing.rounds import CORPORA, Options, measure, planned
+from benchmarks.writing.rounds import Options, measure, planned
 from benchmarks.writing.tables import markdown, reached
-from benchmarks.writing.writers import WRITERS
+from benchmarks.writing.writers import CORPORA, WRITERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,7 @@ from benchmarks.feeding.digest import Digest
 from benchmarks.feeding.measure import versions_of
 from benchmarks.feeding.work import RAW
 from benchmarks.writing.access import accessed
-from benchmarks.writing.writers import Task, find
+from benchmarks.writing.writers import FLOOR, Task, find
 from tools.corpora.corpus import corpus_of
 from tools.corpora.shards import stored
 
@@ -40,11 +40,7 @@ WARM_UP: Final = 64
 
 def timed(writer: Writer, task: Task) -> dict[str, Any]:
     """Seconds and CPU seconds of writing all samples."""
-    if not writer.of_shards:
-        warm = replace(task, samples=task.samples[:WARM_UP], folder=task.folder / "warm")
-        warm.folder.mkdir()
-        writer.write(warm)
-        shutil.rmtree(warm.folder)
+    warm_up(writer, task)
     gc.collect()
     gc.freeze()  # the samples are nobody's: no writer pays for looking through them
     os.sync()  # nor for what others have left to be written
@@ -58,6 +54,20 @@ def timed(writer: Writer, task: Task) -> dict[str, Any]:
         "cpu_seconds": cpu,
         "bytes": sum(path.stat().st_size for path in files),
     }
+
+
+def warm_up(writer: Writer, task: Task) -> None:
+    """Write a few samples, so that everything is imported and nothing left of it."""
+    place = task.folder / "warm"
+    folder, source = place / "written", place / "source"
+    for each in (place, folder, source):
+        each.mkdir()
+    samples = task.samples[:WARM_UP]
+    if writer.of_shards:
+        few = in_memory(task, max(1, task.corpus.num_samples // WARM_UP))
+        find(FLOOR).write(replace(task, samples=few, folder=source))
+    writer.write(replace(task, samples=samples, source=source, folder=folder))
+    shutil.rmtree(place)
 
 
 def cpu_seconds() -> float:

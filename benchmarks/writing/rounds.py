@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-CORPORA: Final = ("T", "I")
 CHECK_SHARE: Final = 10
 LIMIT_S: Final = 900.0
 TIME, ACCESS = "time", "access"
@@ -79,8 +78,9 @@ def planned(writers: Sequence[Writer], options: Options) -> list[Turn]:
     """One turn for every writer and measurement, as a round takes them."""
     turns: list[Turn] = []
     for name in options.corpora:
-        turns += [_turn(each, name, TIME, options) for each in writers]
-        turns += [_turn(each, name, ACCESS, options) for each in writers if each.name == OWN_ZSTD]
+        here = [each for each in writers if name in each.corpora]
+        turns += [_turn(each, name, TIME, options) for each in here]
+        turns += [_turn(each, name, ACCESS, options) for each in here if each.name == OWN_ZSTD]
     return turns
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tools.corpora.corpus import Corpus
 
+CORPORA: Final = ("T", "I")
 Sample = dict[str, Any]
 BLOCK: Final = 512
 LEVEL: Final = 3  # of zstd, on every side
@@ -54,7 +55,8 @@ class Writer:
 
     write: does the task; read: gives back what lies in a folder, key by key; share: slow writers
     are given so many times fewer samples; is_peer: whether it lives in the peers' virtual
-    environment; of_shards: whether it reads shards; checked: whether what it wrote can be read.
+    environment; of_shards: whether it reads shards; checked: whether what it wrote can be read;
+    corpora: what it is measured on.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Writer:
     is_peer: bool = False
     of_shards: bool = False
     checked: bool = True
+    corpora: tuple[str, ...] = CORPORA
 
 
 def template_loop(task: Task) -> None:
@@ -160,13 +163,16 @@ def _no_digest_and_index() -> Iterator[None]:
     """Take out what makes the digest and the index, to see what they cost."""
     from shardloader.format.index import SampleIndex
     from shardloader.writing import shard_file
+    from shardloader.writing.contents import Contents
 
     empty, _ = SampleIndex.build(bytes(2 * BLOCK), shard="none")
     with ExitStack() as stack:
         for owner, name, value in (
             (shard_file, "xxhash", SimpleNamespace(xxh3_128=_NoDigest)),
-            (shard_file.Contents, "add", lambda _, __: None),
-            (shard_file.Contents, "index", lambda _: empty),
+            (shard_file, "outline_alike", lambda _, __: None),
+            (shard_file, "outline_of", lambda _: None),
+            (Contents, "add", lambda _, __: None),
+            (Contents, "index", lambda _: empty),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
@@ -230,8 +236,16 @@ def _read_mds(folder: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
         yield sample.pop("__key__"), sample
 
 
+def _of_peer(name: str, write: Callable[[Task], None], **more: Any) -> Writer:
+    read, packages = _read_mds, ("mosaicml-streaming", "torch")
+    return Writer(name=name, write=write, read=read, packages=packages, is_peer=True, **more)
+
+
+_OWN_PACKAGES: Final = ("shardloader", "numpy", "xxhash")
+_T: Final = ("T",)
+
+# Those that are compared with each other stand beside each other, so that they are measured so.
 WRITERS: Final = (
-    Writer(name=FLOOR, write=template_loop, read=_read_tars),
     Writer(name="tarfile", write=by_tarfile, read=_read_tars, share=4),
     Writer(
         name=WEBDATASET,
@@ -241,26 +255,20 @@ WRITERS: Final = (
         share=4,
         is_peer=True,
     ),
-    *(
-        Writer(
-            name=name,
-            write=_by_mds(compression),
-            read=_read_mds,
-            packages=("mosaicml-streaming", "torch"),
-            is_peer=True,
-        )
-        for name, compression in ((MDS, None), (MDS_ZSTD, f"zstd:{LEVEL}"))
-    ),
-    *(
-        Writer(name=name, write=write, read=_read_tars, packages=("shardloader", "numpy", "xxhash"))
-        for name, write in (
-            (OWN, _own()),
-            (OWN_ZSTD, _own(compression="zstd", compression_level=LEVEL)),
-        )
-    ),
+    _of_peer(MDS, _by_mds(None)),
+    Writer(name=FLOOR, write=template_loop, read=_read_tars),
+    Writer(name=OWN, write=_own(), read=_read_tars, packages=_OWN_PACKAGES),
     Writer(name=BARE, write=_without_digest_and_index, read=_read_tars, checked=False),
+    _of_peer(MDS_ZSTD, _by_mds(f"zstd:{LEVEL}"), corpora=_T),
+    Writer(
+        name=OWN_ZSTD,
+        write=_own(compression="zstd", compression_level=LEVEL),
+        read=_read_tars,
+        packages=_OWN_PACKAGES,
+        corpora=_T,
+    ),
     *(
-        Writer(name=name, write=_command(workers), read=_read_tars, of_shards=True)
+        Writer(name=name, write=_command(workers), read=_read_tars, of_shards=True, corpora=_T)
         for name, workers in ((ONE_WORKER, 1), (TWO_WORKERS, 2))
     ),
 )

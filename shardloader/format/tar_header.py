@@ -14,6 +14,7 @@ Formats: POSIX.1-2001, pax, "ustar Interchange Format" and "pax Header Block".
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from zlib import adler32
 
@@ -41,8 +42,7 @@ _PAX_NAME = b"././@PaxHeader"
 _CHECKSUM_AS_SPACES = 8 * ord(" ")
 _BASE_SUM = sum(_OWNER) + sum(_MTIME) + _CHECKSUM_AS_SPACES + sum(_LINK_TO_DEVICES)
 _FILE_SUM = _BASE_SUM + ord("0")
-_SIZE_AT, _CHECKSUM_AT = 124, 148
-_TEMPLATE = np.frombuffer(_FILE % (bytes(NAME_BYTES), bytes(11), 0), np.uint8)
+_SIZE_END, _CHECKSUM_AT = 135, 148
 
 
 def padding(size: int) -> int:
@@ -78,28 +78,58 @@ def member_header(name: str, size: int) -> bytes:
     return _long_header(encoded, size)
 
 
-def member_headers(names: Sequence[str], sizes: Sequence[int]) -> NDArray[np.uint8]:
+def member_headers(
+    keys: Sequence[str], endings: Sequence[str], sizes: NDArray[np.int64]
+) -> NDArray[np.uint8]:
     """Give what `member_header` gives for each of many ordinary members, uint8 [members, 512].
 
-    Names are ASCII, of 1 to 100 characters without NUL, and no slash at their end; sizes are below
-    8 GiB. Nothing of that is looked at again here: a property test holds that the bytes are equal.
+    Members are named by a key and an ending, each key with all of the endings before the next one;
+    `sizes` [members] are in that order. Names are ASCII, of 1 to 100 characters without NUL, and no
+    slash at their end; sizes are below 8 GiB. Nothing of that is looked at again here: a property
+    test holds that the bytes are equal.
     """
-    longest = max(map(len, names))
-    text = "".join([name.ljust(longest, "\0") for name in names]).encode("ascii")
-    letters = np.frombuffer(text, np.uint8).reshape(len(names), longest)
-    digits = _octal(np.array(sizes, np.int64), 11)
-    checksums = letters.sum(axis=1, dtype=np.int64) + digits.sum(axis=1, dtype=np.int64)
-    headers = np.empty((len(names), BLOCK_BYTES), np.uint8)
-    headers[:] = _TEMPLATE
-    headers[:, :longest] = letters
-    headers[:, _SIZE_AT : _SIZE_AT + 11] = digits
-    headers[:, _CHECKSUM_AT : _CHECKSUM_AT + 6] = _octal(checksums + _FILE_SUM, 6)
-    return headers
+    text, longest = "".join(keys), max(map(len, keys))
+    if len(text) < longest * len(keys):  # not all have one length
+        keys, endings = [key + ending for key in keys for ending in endings], ("",)
+        longest = max(map(len, keys))
+        text = "".join([key.ljust(longest, "\0") for key in keys])
+    letters = np.frombuffer(text.encode("ascii"), np.uint8).reshape(len(keys), longest)
+    template, sums = _templates(tuple(endings), longest)
+    of_keys = sizes.reshape(len(keys), len(endings))
+    num_digits = -(-max(int(sizes.max()), 1).bit_length() // 3)
+    digits = _octal(of_keys, num_digits)
+    of_digits = digits.sum(axis=2, dtype=np.int64) - num_digits * ord("0")
+    checksums = sums + letters.sum(axis=1, dtype=np.int64)[:, np.newaxis] + of_digits
+    headers = np.empty((*of_keys.shape, BLOCK_BYTES), np.uint8)
+    headers[:] = template
+    headers[:, :, :longest] = letters[:, np.newaxis]
+    headers[:, :, _SIZE_END - num_digits : _SIZE_END] = digits
+    headers[:, :, _CHECKSUM_AT : _CHECKSUM_AT + 6] = _octal(checksums, 6)
+    return headers.reshape(-1, BLOCK_BYTES)
+
+
+@lru_cache(maxsize=256)  # the samples of one dataset have few sets of fields between them
+def _templates(
+    endings: tuple[str, ...], key_bytes: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Give headers of empty files, the key left out of their names, and the sums of their bytes.
+
+    uint8 [endings, 512] and int64 [endings]; in a sum the checksum counts as spaces.
+    """
+    digits = b"0" * 11
+    names = [
+        (bytes(key_bytes) + ending.encode("ascii")).ljust(NAME_BYTES, b"\0") for ending in endings
+    ]
+    made = b"".join([_FILE % (name, digits, 0) for name in names])
+    sums = [_FILE_SUM + sum(name) + sum(digits) for name in names]
+    template = np.frombuffer(made, np.uint8).reshape(len(names), BLOCK_BYTES)
+    return template, np.array(sums, np.int64)
 
 
 def _octal(numbers: NDArray[np.int64], num_digits: int) -> NDArray[np.uint8]:
+    """Give the digits of numbers [...] as text, uint8 [..., num_digits]."""
     shifts = np.arange(3 * (num_digits - 1), -1, -3, dtype=np.int64)
-    return ((numbers[:, np.newaxis] >> shifts & 7) + ord("0")).astype(np.uint8)
+    return ((numbers[..., np.newaxis] >> shifts & 7) + ord("0")).astype(np.uint8)
 
 
 def _long_header(name: bytes, size: int) -> bytes:

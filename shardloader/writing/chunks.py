@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shardloader.errors import SampleError
+from shardloader.writing.contents import outline_of
 from shardloader.writing.frames import Compression, compress
 from shardloader.writing.selection import Selection
 from shardloader.writing.sources.base import Refused, printable
@@ -19,6 +20,7 @@ from shardloader.writing.tarring import TarredSample, tar_of, tarred
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from shardloader.writing.contents import Outline
     from shardloader.writing.sources.base import Part, Source
 
 CHUNK_BYTES = 16 << 20
@@ -60,7 +62,7 @@ class Head:
     refused: list[tuple[int, Refused]] = field(default_factory=list)
     num_left_out: int = 0
     frames: list[Frame] | None = None
-    members: list[TarredSample] | None = None  # of compressed samples, without their bytes
+    outline: Outline | None = None  # of the samples, where others are to index them
     is_last: bool = False
     num_bytes: int = 0
     num_samples: int = 0
@@ -105,8 +107,12 @@ class Chunk:
         if self._compression is not None:
             edges = [*self._frame_starts, len(self.samples)]
             head.frames = self.recut([range(start, stop) for start, stop in pairwise(edges)])
-            head.members = [sample.outline for sample in self.samples]
         return self
+
+    def outlined(self) -> Head:
+        """Give the head with all that is to be known to index the samples."""
+        self.head.outline = outline_of(self.samples)
+        return self.head
 
     def recut(self, groups: Sequence[Sequence[int]]) -> list[Frame]:
         """Make a frame of each group of samples."""

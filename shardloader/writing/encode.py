@@ -42,6 +42,7 @@ Encoder = Callable[[Any], bytes]
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 # Keys that need no closer look: most datasets have no others.
 _PLAIN_KEY = re.compile(r"(?!__)[A-Za-z0-9_-][A-Za-z0-9_ -]*(?:/[A-Za-z0-9_-][A-Za-z0-9_ -]*)*")
+_LONG_KEY = 256
 _MAX_KEY_BYTES = 4096  # as long as a path may be on Linux; far beyond, PAX headers are refused
 _MAX_FIELD_BYTES = 255  # a file name's length
 _META = "__"
@@ -89,17 +90,27 @@ def checked(sample: Mapping[str, Any]) -> tuple[str, Layout]:
         raise SampleError(
             f"a sample is a mapping of '__key__' and fields, not {type(sample).__name__}"
         ) from None
-    # letters and digits, as most keys are, need no closer look
-    is_simple = type(key) is str and key.isalnum() and key.isascii() and len(key) < 256
-    if not is_simple:
+    is_plain = is_plain_key(key)
+    if not is_plain:
         key = _checked_key(sample)
     try:
         layout = field_layout(tuple(sample))
     except ValueError as error:
         raise SampleError(f"sample {key!r} can't be written: {error}") from None
-    if not is_simple and key.startswith(_META):
+    if not is_plain and key.startswith(_META):
         _check_together(key, layout)
     return key, layout
+
+
+def is_plain_key(key: object) -> bool:
+    """Whether a key is ASCII and plain enough to need no closer look; most are.
+
+    >>> is_plain_key("a/000001"), is_plain_key("000001"), is_plain_key("v1.0/a"), is_plain_key("é")
+    (True, True, False, False)
+    """
+    if type(key) is not str or len(key) >= _LONG_KEY:
+        return False
+    return (key.isalnum() and key.isascii()) or _PLAIN_KEY.fullmatch(key) is not None
 
 
 def encoded(key: str, layout: Layout, values: Iterable[Any]) -> list[bytes]:
@@ -166,8 +177,6 @@ def _checked_key(sample: Mapping[str, Any]) -> str:
         raise SampleError(
             f"a sample has a '__key__', and this one has only {sorted(map(str, sample))}"
         ) from None
-    if isinstance(key, str) and len(key) < 256 and _PLAIN_KEY.fullmatch(key):
-        return key
     problem = key_problem(key)
     if problem is not None:
         raise SampleError(f"key {_short(key)} can't be written: {problem}")

@@ -1,8 +1,8 @@
 """How is a shard filled by several, who write at places that were decided before?
 
-`Filling` is what whoever decides keeps of a shard: what its index needs where that can't be seen in
-the file. `Filler` is what each of those who write has: a few open files. A shard that has all its
-bytes is sealed by one of them, which reads it once more, for its digest and its index.
+`Filling` is what whoever decides keeps of a shard: what its index needs, so that nobody has to look
+for that in the file. `Filler` is what each of those who write has: a few open files. A shard that
+has all its bytes is sealed by one of them, which reads it once more, for its digest.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import xxhash
 
 from shardloader.errors import WorldError
-from shardloader.format.index import SampleIndex
 from shardloader.format.tar_header import END_OF_ARCHIVE
 from shardloader.reading.store import map_file
+from shardloader.writing.contents import Contents
 from shardloader.writing.frames import seek_table
-from shardloader.writing.shard_file import Contents, FinishedShard, Sealed, naming
+from shardloader.writing.shard_file import FinishedShard, Sealed, naming
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,22 +44,16 @@ class Shop:
     spill: Spill | None = None
 
 
-class Framed(NamedTuple):
-    """What can't be seen in a compressed shard: its frames' sizes, and its index."""
-
-    frames: list[tuple[int, int]]
-    index_bytes: bytes
-    index_digest: str
-
-
 class Seal(NamedTuple):
-    """What is to be known to seal a shard whose bytes are there."""
+    """What is to be known to seal a shard whose bytes are there; `frames` of a compressed one."""
 
     shard: int
     name: str
     size_bytes: int
     num_samples: int
-    framed: Framed | None
+    index_bytes: bytes
+    index_digest: str
+    frames: list[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -73,21 +67,31 @@ class Filling:
 
     def take(self, head: Head, run: Run) -> None:
         """Note that a run of a chunk lies in it."""
-        if run.frame is None or head.members is None:
-            return
-        self.frames.append((run.frame.size_bytes, run.frame.plain_bytes))
-        members = [head.members[at] for at in run.frame.samples]
-        self.contents.keys.update(dict.fromkeys([member.key for member in members]))
-        self.contents.add(members)
+        samples: Sequence[int] = range(run.first, run.last)
+        if run.frame is not None:
+            samples = run.frame.samples
+            self.frames.append((run.frame.size_bytes, run.frame.plain_bytes))
+        if head.outline is None:
+            raise AssertionError("a chunk that others write is told with its outline")
+        self.contents.keys.update(dict.fromkeys([head.keys[at] for at in samples]))
+        self.contents.add(head.outline.take(samples))
 
     def seal(self, shop: Shop, closed: Closed) -> Seal:
         """Give what is needed to seal it."""
-        framed = None
+        index = self.contents.index()
         if shop.recipe.compression is not None:
-            index = replace(self.contents.index(), compressed_bytes=closed.size_bytes)
-            framed = Framed(self.frames, index.to_bytes(), index.digest)
-        name = shop.pattern.name(closed.shard)
-        return Seal(closed.shard, name, closed.size_bytes, closed.num_samples, framed)
+            index = replace(index, compressed_bytes=closed.size_bytes)
+        if (index.num_samples, index.file_bytes) != (closed.num_samples, closed.size_bytes):
+            raise AssertionError("a shard is as long as what was put into it")
+        return Seal(
+            shard=closed.shard,
+            name=shop.pattern.name(closed.shard),
+            size_bytes=closed.size_bytes,
+            num_samples=closed.num_samples,
+            index_bytes=index.to_bytes(),
+            index_digest=index.digest,
+            frames=self.frames,
+        )
 
 
 class Filler:
@@ -112,35 +116,27 @@ class Filler:
                     offset += len(data)
 
     def seal(self, seal: Seal) -> Sealed:
-        """End a shard, bring it to disk, and index it."""
+        """End a shard, bring it to disk, and read it for its digest; any thread may do that."""
         path = self._path(seal.name)
         end = END_OF_ARCHIVE
         compression = self._shop.recipe.compression
-        if seal.framed is not None and compression is not None:
-            table = seek_table([*seal.framed.frames, (len(compression.end), len(end))])
+        if compression is not None:
+            table = seek_table([*seal.frames, (len(compression.end), len(end))])
             end = compression.end + table
-        with naming(path):
-            handle = self._opened(seal.name)
-            _write_at(handle, end, seal.size_bytes - len(end))
-            os.fsync(handle)
+        with naming(path), path.open("r+b", buffering=0) as file:
+            _write_at(file.fileno(), end, seal.size_bytes - len(end))
+            os.fsync(file.fileno())
         data = map_file(path)
-        is_whole = len(data) == seal.size_bytes
-        if seal.framed is not None:
-            index, digest = seal.framed.index_bytes, seal.framed.index_digest
-        else:
-            found, _ = SampleIndex.build(data, shard=str(path))
-            index, digest = found.to_bytes(), found.digest
-            is_whole &= found.num_samples == seal.num_samples
-        if not is_whole:
+        if len(data) != seal.size_bytes:
             raise WorldError(f"{path}: what lies on the disk is not what was written to it")
         finished = FinishedShard(
             name=seal.name,
             size_bytes=seal.size_bytes,
             num_samples=seal.num_samples,
-            index_digest=digest,
+            index_digest=seal.index_digest,
             content_digest=xxhash.xxh3_128_hexdigest(data),
         )
-        return Sealed(finished=finished, partial=path, index=index)
+        return Sealed(finished=finished, partial=path, index=seal.index_bytes)
 
     def sync(self) -> None:
         """Bring to disk what was written to the files that are open."""

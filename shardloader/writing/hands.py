@@ -105,12 +105,18 @@ class OwnHands:
     def close(self, closed: Closed) -> None:
         """Seal a shard, once all that was put into it is there."""
         if closed.shard in self._files:
-            self._sealed.append(self._files.pop(closed.shard).seal())
+            self._seal(closed.shard)
 
     def _seal_all_but(self, shard: int) -> None:
         """Seal what the runs have gone past, so that few files are open at a time."""
         for number in [number for number in self._files if number != shard]:
-            self._sealed.append(self._files.pop(number).seal())
+            self._seal(number)
+
+    def _seal(self, shard: int) -> None:
+        file = self._files[shard]
+        file.end()
+        self._sealed.append(file.seal())
+        del self._files[shard]
 
     def _opened(self, run: Run) -> ShardFile:
         file = self._plain.get(run.shard)

@@ -144,6 +144,9 @@ class Placer:
         if self._takes_all(head, first):
             self._add_run(placed, self._bytes, first, len(head.rows))
             self._take_all(head, first)
+            if self.num_samples == self._limits.max_samples:
+                end = Position(head.part, head.start, head.rows[-1] + 1)
+                placed.closed.append(self._close(end))
             return placed
         rows, run_start, offset = head.rows, first, self._bytes
         limits = self._limits
@@ -170,10 +173,10 @@ class Placer:
         return placed
 
     def _takes_all(self, head: Head, first: int) -> bool:
-        """Whether all samples of a chunk are new and lie in the open shard, which stays open."""
+        """Whether all samples of a chunk are new and lie in the open shard."""
         num_samples = self.num_samples + len(head.rows) - first
         size_bytes = self._bytes + sum(head.sizes[first:]) + _END_BYTES
-        if num_samples >= self._limits.max_samples or size_bytes > self._limits.max_bytes:
+        if num_samples > self._limits.max_samples or size_bytes > self._limits.max_bytes:
             return False
         keys = set(head.keys[first:])
         is_new = self._last_key not in keys and keys.isdisjoint(self._keys)

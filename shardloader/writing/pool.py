@@ -16,25 +16,28 @@ import os
 import queue
 import signal
 import threading
+import traceback
 from collections import deque
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shardloader.errors import ShardLoaderError, WorldError
+from shardloader.writing.beside import Beside
 from shardloader.writing.chunks import chunks_of
 from shardloader.writing.filling import Filler, Filling
 from shardloader.writing.hands import remaining
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shardloader.writing.chunks import Chunk, Frame, Head
-    from shardloader.writing.filling import Shop
+    from shardloader.writing.filling import Seal, Shop
     from shardloader.writing.layout import Closed, Position, Run
     from shardloader.writing.shard_file import Sealed
     from shardloader.writing.sources.base import Part
 
 _PATIENCE_S = 5.0  # for a process that ends
+_MAX_SEALED = 2  # shards that a worker has yet to seal before it makes no more chunks
 _MAX_HELD = 2  # chunks that a worker keeps before it waits to be told where they go
 
 
@@ -244,16 +247,14 @@ def _work(
     if lock is not None:
         os.close(lock)
     worker = _Worker(shop, pipe)
-    try:
-        worker.work()
-    except (ShardLoaderError, OSError, MemoryError) as error:
-        failure = error if isinstance(error, ShardLoaderError) else WorldError(repr(error))
-        worker.say("failed", failure)
-        os._exit(1)
+    worker.ending_with_failures(worker.work)
 
 
 class _Worker:
-    """What a worker holds: chunks that have no place yet, and the files that it fills."""
+    """What a worker holds: chunks that have no place yet, and the files that it fills.
+
+    Shards are sealed beside that: to wait for the disk takes as long as to make many a chunk.
+    """
 
     def __init__(self, shop: Shop, pipe: connection.Connection) -> None:
         self._shop = shop
@@ -261,6 +262,8 @@ class _Worker:
         self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._held: dict[int, Chunk] = {}
         self._filler = Filler(shop)
+        self._sealing = Beside(ahead=_MAX_SEALED)
+        self._speaking = threading.Lock()
         self._number = 0
         # always emptied, so that whoever sends never waits for a worker that sends itself
         threading.Thread(target=self._listen, daemon=True).start()
@@ -275,9 +278,22 @@ class _Worker:
             else:
                 self._obey(message)
 
+    def ending_with_failures(self, call: Callable[..., None], *arguments: object) -> None:
+        """Make a call; if it fails, tell why and end this process, from whatever thread."""
+        try:
+            call(*arguments)
+        except (ShardLoaderError, OSError, MemoryError) as error:
+            failure = error if isinstance(error, ShardLoaderError) else WorldError(repr(error))
+            self.say("failed", failure)
+            os._exit(1)
+        except BaseException:  # noqa: BLE001  (in a thread nobody would wait for it)
+            traceback.print_exc()
+            os._exit(1)
+
     def say(self, kind: str, *content: Any) -> None:
         try:
-            self._pipe.send((kind, *content))
+            with self._speaking:
+                self._pipe.send((kind, *content))
         except OSError:
             os._exit(1)  # nobody listens any more
 
@@ -295,7 +311,8 @@ class _Worker:
                 shop.spill.write(chunk)
                 chunk.head.keys, chunk.head.sizes = [], [chunk.num_bytes]
             self._held[self._number] = chunk
-            self.say("chunk", self._number, chunk.head)
+            head = chunk.outlined() if shop.spill is None else chunk.head
+            self.say("chunk", self._number, head)
             self._number += 1
             while len(self._held) >= _MAX_HELD or not self._inbox.empty():
                 self._obey(self._inbox.get())
@@ -310,4 +327,7 @@ class _Worker:
             number, groups = content
             self.say("recut", self._held[number].recut(groups))
         else:
-            self.say("sealed", content[0].shard, self._filler.seal(content[0]))
+            self._sealing.do(self.ending_with_failures, self._seal, content[0])
+
+    def _seal(self, seal: Seal) -> None:
+        self.say("sealed", seal.shard, self._filler.seal(seal))

@@ -153,6 +153,8 @@ def _encode(shop: Shop, part: Part, start: int) -> tuple[list[Head], list[Chunk]
         if shop.spill is not None:
             shop.spill.write(chunk)
             chunk.head.keys, chunk.head.sizes = [], [chunk.num_bytes]
+        else:
+            chunk.outlined()
     return [chunk.head for chunk in chunks], chunks
 
 

@@ -10,31 +10,33 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
-import numpy as np
 import xxhash
 
 from shardloader.errors import WorldError
-from shardloader.format.index import SampleIndex
-from shardloader.format.tar_header import BLOCK_BYTES, END_OF_ARCHIVE
+from shardloader.format.tar_header import END_OF_ARCHIVE
 from shardloader.reading.source import INDEX_SUFFIX
+from shardloader.writing.beside import Beside
+from shardloader.writing.contents import Contents, outline_alike, outline_of
 from shardloader.writing.frames import Compression, seek_table
-from shardloader.writing.tarring import is_ordinary, ordinary, pieces_of, tar_of
+from shardloader.writing.tarring import pieces_of, tar_of
+from shardloader.writing.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from shardloader.format.index import SampleIndex
+    from shardloader.writing.layout import Limits
     from shardloader.writing.tarring import TarredSample
 
 _PARTIAL_SUFFIX = ".partial"
 _BUFFER_BYTES = 1 << 20  # one write and one update of the digest for about this much
 _MANY_BYTES = 1 << 23  # where fields are big, which are not joined: long writes cost less
 _BIG_BYTES = 1 << 14  # of a sample
+_WORTH_A_THREAD = 1 << 18  # fewer bytes have a digest sooner than another thread has woken up
+_DIGESTS_AHEAD = 2
 _MAX_PIECES = 1024  # that the system takes in one call
 
 
@@ -75,60 +77,84 @@ def shard_of_index(name: str) -> str:
 
 
 class ShardFile:
-    """An open shard. After `seal` or `discard` it is done with.
+    """An open shard. After `end` it is sealed; after `seal` or `discard` it is done with.
 
-    `num_samples` are in it; `size_bytes` is the file's size if it were sealed now.
+    `keys` are those of the samples in it, and `take` appends a sample as `Waiting.take` does.
     """
 
     def __init__(self, partial: Path, name: str) -> None:
         self.name = name
-        self.num_samples = 0
-        self.size_bytes = len(END_OF_ARCHIVE)
         self._contents = Contents()
         self.keys = self._contents.keys
         self._output = _Output(partial)
-        self._samples: list[TarredSample] = []
-        self._waiting_bytes = 0
+        self._written_bytes = 0
+        self._waiting = Waiting(self.keys)
+        self.take = self._waiting.take
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples are in it."""
+        return len(self.keys)
+
+    @property
+    def size_bytes(self) -> int:
+        """The file's size if it were sealed now."""
+        return self._written_bytes + self._waiting.num_bytes + len(END_OF_ARCHIVE)
 
     def add(self, sample: TarredSample) -> None:
         """Append a sample, whose key is new to this shard."""
-        self.keys[sample.key] = None
-        self._samples.append(sample)
-        size_bytes = sample.size_bytes
-        self.num_samples += 1
-        self.size_bytes += size_bytes
-        self._waiting_bytes += size_bytes
-        if self._waiting_bytes >= _BUFFER_BYTES:
-            self._flush_if_full()
+        self._waiting.add(sample)
+        if self._waiting.num_bytes >= self._buffer_bytes:
+            self._flush()
 
-    def seal(self) -> Sealed:
-        """End the archive and bring it to disk."""
+    def expect(self, names: tuple[str, ...], limits: Limits) -> None:
+        """Let `take` take samples with these entries, as long as the shard is not full then."""
+        waiting = self._waiting
+        waiting.expect(
+            names,
+            max_samples=limits.max_samples - 1,
+            num_bytes=min(
+                limits.max_bytes - self.size_bytes, self._buffer_bytes - waiting.num_bytes
+            ),
+        )
+
+    def end(self) -> None:
+        """Write the last samples, and the archive's end."""
         self._flush()
         self._output.write([END_OF_ARCHIVE])
+
+    def seal(self) -> Sealed:
+        """Bring a file that has its end to disk; any thread may do that."""
         return self._output.seal(self.name, self._contents.index())
 
     def discard(self) -> None:
         """Close and remove the file; may be called at any time, also after `seal` failed."""
-        self._samples.clear()
+        self._waiting.clear()
         self._output.discard()
 
     @property
     def _are_small(self) -> bool:
-        return self._waiting_bytes < _BIG_BYTES * len(self._samples)
+        return self._waiting.num_bytes < _BIG_BYTES * len(self._waiting)
 
-    def _flush_if_full(self) -> None:
-        if self._are_small or self._waiting_bytes >= _MANY_BYTES:
-            self._flush()
+    @property
+    def _buffer_bytes(self) -> int:
+        return _BUFFER_BYTES if self._are_small else _MANY_BYTES
 
     def _flush(self) -> None:
-        if not self._samples:
+        waiting = self._waiting
+        if not waiting:
             return
         # where most is headers and small fields they are joined; a big field is not copied again
-        samples = self._samples
-        self._output.write([tar_of(samples)] if self._are_small else pieces_of(samples))
-        self._contents.add(self._samples)
-        self._samples = []
-        self._waiting_bytes = 0
+        are_small, samples = self._are_small, waiting.samples
+        if samples:
+            self._output.write([tar_of(samples)] if are_small else pieces_of(samples))
+            self._contents.add(outline_of(samples))
+        else:
+            members = waiting.members()
+            self._output.write([members.tar()] if are_small else members.pieces())
+            self._contents.add(outline_alike(waiting.fields, members.sizes))
+        self._written_bytes += waiting.num_bytes
+        waiting.clear()
 
 
 class FrameFile:
@@ -157,18 +183,21 @@ class FrameFile:
         """Append a frame of samples, whose keys are new to this shard."""
         start = self._contents.tar_bytes
         self.keys.update(dict.fromkeys([sample.key for sample in samples]))
-        self._contents.add(samples)
+        self._contents.add(outline_of(samples))
         plain_bytes = self._contents.tar_bytes - start
         self._frames.append((len(frame), plain_bytes))
         self._frames_bytes += len(frame)
         self._output.write([frame])
 
-    def seal(self) -> Sealed:
-        """End the archive and bring it to disk."""
+    def end(self) -> None:
+        """Write the archive's end."""
         end = self._compression.end
         frames = [*self._frames, (len(end), len(END_OF_ARCHIVE))]
-        index = replace(self._contents.index(), compressed_bytes=self.size_bytes)
         self._output.write([end, seek_table(frames)])
+
+    def seal(self) -> Sealed:
+        """Bring a file that has its end to disk; any thread may do that."""
+        index = replace(self._contents.index(), compressed_bytes=self.size_bytes)
         return self._output.seal(self.name, index)
 
     def discard(self) -> None:
@@ -176,96 +205,38 @@ class FrameFile:
         self._output.discard()
 
 
-class Contents:
-    """What lies where in the tar of an open shard: what its index will say.
-
-    `keys` are those of all its samples; whoever adds samples adds them, perhaps before.
-    """
-
-    def __init__(self) -> None:
-        self.keys: dict[str, None] = {}
-        self.tar_bytes = 0
-        self._fields: list[tuple[str, ...]] = []
-        self._offsets: list[NDArray[np.int64]] = []  # of members, some of them at a time
-        self._sizes: list[NDArray[np.int64]] = []
-
-    def add(self, samples: Sequence[TarredSample]) -> None:
-        """Append samples."""
-        self._fields += [sample.fields for sample in samples]
-        if all(map(is_ordinary, samples)):
-            header_bytes = np.array(BLOCK_BYTES, np.int64)
-            data = chain.from_iterable([sample.data for sample in samples])
-            data_bytes = np.array(list(map(len, data)), np.int64)
-        else:
-            made = [sample.made or ordinary(sample) for sample in samples]
-            header_bytes = np.array([size for each in made for size in each.headers], np.int64)
-            data_bytes = np.array([size for each in made for size in each.sizes], np.int64)
-        in_blocks = -(-data_bytes // BLOCK_BYTES) * BLOCK_BYTES
-        ends = self.tar_bytes + np.cumsum(header_bytes + in_blocks)
-        self._offsets.append(ends - in_blocks)
-        self._sizes.append(data_bytes)
-        self.tar_bytes = int(ends[-1])
-
-    def index(self) -> SampleIndex:
-        """Index the archive, if it ended here."""
-        kinds = {fields: np.zeros(0, np.uint32) for fields in set(self._fields)}
-        names = tuple(sorted({name for fields in kinds for name in fields}, key=str.encode))
-        numbers = {name: number for number, name in enumerate(names)}
-        for fields in kinds:
-            kinds[fields] = np.array([numbers[name] for name in fields], dtype=np.uint32)
-        lengths = np.fromiter(map(len, self._fields), np.int64, len(self._fields))
-        if len(kinds) == 1:  # as in most shards
-            (kind,) = kinds.values()
-            member_fields = np.tile(kind, len(self._fields))
-        else:
-            parts = [kinds[fields] for fields in self._fields]
-            member_fields = np.concatenate([*parts, np.zeros(0, np.uint32)])
-        text = "".join(self.keys)
-        key_bytes = text.encode()
-        is_ascii = len(key_bytes) == len(text)
-        sizes = [len(key) if is_ascii else len(key.encode()) for key in self.keys]
-        key_lengths = np.array(sizes, np.int64)
-        none = np.zeros(0, np.int64)
-        return SampleIndex(
-            shard_bytes=self.tar_bytes + len(END_OF_ARCHIVE),
-            fields=names,
-            sample_starts=_starts(lengths),
-            member_offsets=np.concatenate([none, *self._offsets]),
-            member_sizes=np.concatenate([none, *self._sizes]),
-            member_fields=member_fields,
-            key_starts=_starts(key_lengths),
-            key_bytes=np.frombuffer(key_bytes, dtype=np.uint8),
-        )
-
-
-def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=starts[1:])
-    return starts
-
-
 class _Output:
-    """A file that is written from its start to its end, with the digest of what was written."""
+    """A file that is written from its start to its end, with the digest of what was written.
+
+    Of much that is written at a time the digest is made beside the writing.
+    """
 
     def __init__(self, partial: Path) -> None:
         self._partial = partial
         self._digest = xxhash.xxh3_128()
+        self._beside = Beside(ahead=_DIGESTS_AHEAD)
         self._size_bytes = 0
         with naming(partial):
             self._file = partial.open("wb", buffering=0)
 
     def write(self, chunks: Sequence[bytes | bytearray]) -> None:
-        update = self._digest.update
-        for chunk in chunks:
-            update(chunk)
+        size_bytes = sum(map(len, chunks))
+        if size_bytes >= _WORTH_A_THREAD:
+            self._beside.do(_update, self._digest, chunks)
+        else:
+            self._beside.finish()
+            _update(self._digest, chunks)
         with naming(self._partial):
             for at in range(0, len(chunks), _MAX_PIECES):
-                self._size_bytes += write_all(self._file.fileno(), chunks[at : at + _MAX_PIECES])
+                write_all(self._file.fileno(), chunks[at : at + _MAX_PIECES])
+        self._size_bytes += size_bytes
 
     def seal(self, name: str, index: SampleIndex) -> Sealed:
         with naming(self._partial):
             os.fsync(self._file.fileno())
             self._file.close()
+        self._beside.finish()
+        self._beside.end()
         finished = FinishedShard(
             name=name,
             size_bytes=self._size_bytes,
@@ -276,6 +247,7 @@ class _Output:
         return Sealed(finished=finished, partial=self._partial, index=index.to_bytes())
 
     def discard(self) -> None:
+        self._beside.end()
         try:
             self._file.close()
         except OSError:  # a full disk says so once more; the file goes anyway
@@ -284,15 +256,19 @@ class _Output:
             self._partial.unlink(missing_ok=True)
 
 
-def write_all(handle: int, pieces: Sequence[bytes | bytearray]) -> int:
-    """Write all of some pieces, however little the system takes at a time; gives their size."""
+def _update(digest: xxhash.xxh3_128, chunks: Sequence[bytes | bytearray]) -> None:
+    for chunk in chunks:
+        digest.update(chunk)
+
+
+def write_all(handle: int, pieces: Sequence[bytes | bytearray]) -> None:
+    """Write all of some pieces, however little the system takes at a time."""
     size = sum(map(len, pieces))
     done = os.writev(handle, pieces)
     if done < size:
         rest = memoryview(b"".join(pieces))[done:]
         while rest:
             rest = rest[os.write(handle, rest) :]
-    return size
 
 
 @contextmanager

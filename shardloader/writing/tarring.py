@@ -8,6 +8,7 @@ gives the same bytes, and all other headers. A property test holds that.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,9 +26,11 @@ from shardloader.writing.encode import checked, encoded
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
 _PADDINGS = tuple(bytes(padding(size)) for size in range(BLOCK_BYTES))
 _ROOM = bytes(BLOCK_BYTES)  # for a header
-_FEW = 32  # headers are sooner made one by one
+_GAPS = tuple(padding + _ROOM for padding in _PADDINGS)  # between data and data, by its size's rest
 
 
 class Made(NamedTuple):
@@ -42,7 +45,7 @@ class TarredSample(NamedTuple):
     """A sample as it will lie in a shard: the data of its members, in the order of `fields`.
 
     Where `made` is None the headers are ordinary ones, a block each, and yet to be made; else it
-    has all bytes, and `data` may be empty.
+    has all bytes.
     """
 
     key: str
@@ -50,12 +53,6 @@ class TarredSample(NamedTuple):
     data: Sequence[bytes]
     size_bytes: int
     made: Made | None = None
-
-    @property
-    def outline(self) -> TarredSample:
-        """The same without its bytes."""
-        headers, sizes, _ = self.made or ordinary(self)
-        return TarredSample(self.key, self.fields, (), self.size_bytes, Made(headers, sizes, ()))
 
 
 def tarred(sample: Mapping[str, Any]) -> TarredSample:
@@ -75,6 +72,12 @@ def tarred(sample: Mapping[str, Any]) -> TarredSample:
     if is_ordinary and key.isascii():
         return TarredSample(key, layout.fields, data, size_bytes)
     return _with_headers(key, layout.fields, data)
+
+
+def ordinary_sample(key: str, fields: tuple[str, ...], data: Sequence[bytes]) -> TarredSample:
+    """Give a sample that is known to have ordinary headers."""
+    num_blocks = len(fields) + sum([-(-len(value) // BLOCK_BYTES) for value in data])
+    return TarredSample(key, fields, data, num_blocks * BLOCK_BYTES)
 
 
 def _with_headers(key: str, fields: tuple[str, ...], data: Sequence[bytes]) -> TarredSample:
@@ -97,8 +100,7 @@ def pieces_of(samples: Iterable[TarredSample]) -> list[bytes]:
     pieces: list[bytes] = []
     for has_ordinary, group in groupby(samples, key=is_ordinary):
         if has_ordinary:
-            names, sizes, data = _members(group)
-            pieces += _interleaved(_headers(names, sizes), data, sizes)
+            pieces += members_of(group).pieces()
         else:
             for sample in group:
                 pieces += sample.made.pieces if sample.made else ()
@@ -109,12 +111,7 @@ def tar_of(samples: Sequence[TarredSample]) -> bytes | bytearray:
     """Give the bytes of samples, one after another."""
     if not samples or not all(map(is_ordinary, samples)):
         return b"".join(pieces_of(samples))
-    names, sizes, data = _members(samples)
-    tar = bytearray().join(_interleaved([_ROOM] * len(names), data, sizes))
-    num_blocks = 1 - -np.array(sizes, np.int64) // BLOCK_BYTES
-    blocks = np.frombuffer(tar, np.uint8).reshape(-1, BLOCK_BYTES)
-    blocks[np.cumsum(num_blocks) - num_blocks] = member_headers(names, sizes)
-    return tar
+    return members_of(samples).tar()
 
 
 def is_ordinary(sample: TarredSample) -> bool:
@@ -122,21 +119,66 @@ def is_ordinary(sample: TarredSample) -> bool:
     return sample.made is None
 
 
-def _members(samples: Iterable[TarredSample]) -> tuple[list[str], list[int], list[bytes]]:
-    """Give the names, sizes and data of the members of samples."""
+class Members(NamedTuple):
+    """Members with ordinary headers, which are yet to be made; at least one.
+
+    Their names are each of `keys` with all of `endings`. `data` and `sizes` (its bytes, int64) have
+    an entry for each, in the order of the tar.
+    """
+
+    keys: Sequence[str]
+    endings: tuple[str, ...]
+    data: list[bytes]
+    sizes: NDArray[np.int64]
+
+    def tar(self) -> bytearray:
+        """Give their bytes."""
+        pieces = [_ROOM] * (2 * len(self.data) + 1)
+        pieces[1::2] = self.data
+        rests = self.sizes % BLOCK_BYTES
+        pieces[2::2] = map(_GAPS.__getitem__, rests.tolist())
+        pieces[-1] = _PADDINGS[int(rests[-1])]
+        tar = bytearray().join(pieces)
+        num_blocks = 1 - -self.sizes // BLOCK_BYTES
+        blocks = np.frombuffer(tar, np.uint8).reshape(-1, BLOCK_BYTES)
+        blocks[np.cumsum(num_blocks) - num_blocks] = self._headers()
+        return tar
+
+    def pieces(self) -> list[bytes]:
+        """Give the same in pieces: data is not copied."""
+        made = self._headers().tobytes()
+        headers = [made[at : at + BLOCK_BYTES] for at in range(0, len(made), BLOCK_BYTES)]
+        return _interleaved(headers, self.data, self.sizes.tolist())
+
+    def _headers(self) -> NDArray[np.uint8]:
+        return member_headers(self.keys, self.endings, self.sizes)
+
+
+def members_of(samples: Iterable[TarredSample]) -> Members:
+    """Give the members of samples with ordinary headers."""
     keys, fields, of_samples, *_ = zip(*samples, strict=True)
-    suffixes = {each: tuple([f".{field}" for field in each]) for each in set(fields)}
-    in_turn = map(suffixes.__getitem__, fields)
-    names = [key + suffix for key, each in zip(keys, in_turn, strict=True) for suffix in each]
+    if len(set(fields)) == 1:  # as in most datasets
+        return members_alike(keys, fields[0], of_samples)
     data = list(chain.from_iterable(of_samples))
-    return names, list(map(len, data)), data
+    names = [f"{key}.{field}" for key, each in zip(keys, fields, strict=True) for field in each]
+    return Members(names, ("",), data, _sizes(data))
 
 
-def _headers(names: list[str], sizes: list[int]) -> list[bytes]:
-    if len(names) < _FEW:
-        return list(map(member_header, names, sizes))
-    made = member_headers(names, sizes).tobytes()
-    return [made[at : at + BLOCK_BYTES] for at in range(0, len(made), BLOCK_BYTES)]
+def members_alike(
+    keys: Sequence[str], fields: tuple[str, ...], of_samples: Sequence[Sequence[bytes]]
+) -> Members:
+    """Give the members of samples that all have the same fields, and ordinary headers."""
+    data = list(chain.from_iterable(of_samples))
+    return Members(keys, _endings(fields), data, _sizes(data))
+
+
+@lru_cache(maxsize=1024)
+def _endings(fields: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple([f".{field}" for field in fields])
+
+
+def _sizes(data: Sequence[bytes]) -> NDArray[np.int64]:
+    return np.fromiter(map(len, data), np.int64, len(data))
 
 
 def _interleaved(

@@ -5,6 +5,8 @@ file, `destination` the folder. What the reader of this module must know:
 
 - A shard appears under its final name only when it is whole and on disk; the manifest only when
   the writer was closed without an error. A folder without a manifest is no finished dataset.
+- A full shard, unless it is small, is brought to disk by a thread, in order, while the next one is
+  filled. What fails there is raised by one of the next calls, and no shard after it gets its name.
 - The same samples and options give the same bytes, whatever the clock, user, umask or locale.
 - A refused sample leaves no byte, and the writer goes on; after a failed disk it does not.
 - A writer is its process's: in a forked child it refuses, and what the parent writes stays whole.
@@ -22,6 +24,7 @@ from weakref import WeakSet
 
 from shardloader.errors import SampleError, UsageError
 from shardloader.reading.sizes import parse_bytes
+from shardloader.writing.beside import Beside
 from shardloader.writing.destination import Destination
 from shardloader.writing.frames import TABLE_ENTRY_BYTES, compress
 from shardloader.writing.layout import Limits
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 
 _BROKEN_OFF = "broken off"
 _LEFT_TO_PARENT = "opened by the process that this one was forked from"
+_BIG_BYTES = 1 << 20  # of a shard: a smaller one is there when the write that filled it returns
 _NO_DATASET = ", so what was written is no whole dataset"
 _log = logging.getLogger("shardloader")
 
@@ -72,6 +76,9 @@ class ShardWriter:
     `compression="zstd"` writes `.tar.zst` shards, a frame for every `frame_samples` samples, or
     for 16 MiB of them if that is less, so that reading one sample costs one frame; `max_bytes` is
     then of the compressed file.
+
+    A full shard is brought to disk and named while the next one is filled: `num_shards` waits for
+    it, and what fails there is raised by one of the next calls.
 
     One thread at a time may use a writer, and no process that was forked from its own. The folder
     is touched first by `with` or the first `write`. Raises UsageError for options that
@@ -115,11 +122,16 @@ class ShardWriter:
         self._base: Manifest | None = None
         self._first_number = 0
         self._finished: list[FinishedShard] = []
+        self._finishing = Beside(ahead=1)
+        self._full_shards = self._full_samples = self._full_bytes = 0
         self._shard: ShardFile | FrameFile | None = None  # that is open; one of the next two
         self._plain: ShardFile | None = None
         self._framed: FrameFile | None = None
         self._waiting: dict[str, TarredSample] = {}  # of a frame that is not full
         self._waiting_bytes = 0
+        self._packing: dict[str, TarredSample] = {}  # of the frame that is being compressed
+        self._packed: list[bytes] = []  # that frame, once it is
+        self._compressing = Beside(ahead=1)
         self._last_key: str | None = None
         self._manifest: Manifest | None = None
 
@@ -131,14 +143,15 @@ class ShardWriter:
 
     @property
     def num_shards(self) -> int:
-        """The number of shards finished."""
+        """The number of shards finished; waits for those that are full."""
+        self._finishing.settle()
         return len(self._finished)
 
     @property
     def num_samples(self) -> int:
         """The number of samples written, those of the open shard included."""
-        finished = sum(shard.num_samples for shard in self._finished)
-        return finished + (self._shard.num_samples if self._shard else 0) + len(self._waiting)
+        in_open = self._shard.num_samples if self._shard else 0
+        return self._full_samples + in_open + len(self._packing) + len(self._waiting)
 
     @property
     def total_bytes(self) -> int:
@@ -146,8 +159,7 @@ class ShardWriter:
 
         Samples that wait for their frame to be compressed are not in it.
         """
-        finished = sum(shard.size_bytes for shard in self._finished)
-        return finished + (self._shard.size_bytes if self._shard else 0)
+        return self._full_bytes + (self._shard.size_bytes if self._shard else 0)
 
     @property
     def manifest(self) -> Manifest:
@@ -162,19 +174,16 @@ class ShardWriter:
         Raises SampleError, naming key and field, for what would not read back the same; nothing
         of such a sample is written and the writer stays usable.
         """
-        if self._state != "open":
-            self._open()
-        members = tarred(sample)
-        self._check_key_is_new(members.key)
+        plain = self._plain
         try:
-            if self._compression is None:
-                self._add(members)
-            else:
-                self._add_to_frame(members, self._compression)
-            self._last_key = members.key
-        except BaseException:  # also Ctrl-C: half a write can't be taken back
+            if plain is not None and plain.take(sample):
+                return
+        except SampleError:
+            raise
+        except BaseException:
             self.abort()
             raise
+        self._write_any(sample)
 
     def close(self) -> None:
         """Finish the open shard and publish the manifest; a second call does nothing.
@@ -186,29 +195,35 @@ class ShardWriter:
         if self._state != "open":
             self._open()
         try:
-            self._finish_frame()
+            self._pack_frame()
+            self._place_frame()
             self._finish_shard()
+            self._finishing.finish()
             self._manifest = manifest_of(self._base, self._finished)
             self._destination.publish_manifest(self._manifest)
         except BaseException:
             self.abort()
             raise
         self._state = "closed"
+        self._compressing.end()
+        self._finishing.end()
         self._destination.release()
 
     def abort(self) -> None:
-        """Remove the open shard and stop; finished shards stay, no manifest is published."""
+        """Remove the open shard and stop; full shards stay, no manifest is published."""
         if self._state in {"closed", _BROKEN_OFF, _LEFT_TO_PARENT}:
             return
         was_open, self._state = self._state == "open", _BROKEN_OFF
         self._manifest = None
         shard, self._shard = self._shard, None
         self._plain = self._framed = None
-        self._waiting = {}
+        self._waiting, self._packing = {}, {}
         try:
+            self._compressing.end()
             if shard is not None:
                 shard.discard()
         finally:
+            self._finishing.end()
             self._destination.abandon(is_begun=bool(self._finished))
         if was_open:
             _log.warning(
@@ -257,14 +272,34 @@ class ShardWriter:
         self._state = "open"
         _opened.add(self)
 
+    def _write_any(self, sample: Mapping[str, Any]) -> None:
+        """Append a sample of any kind."""
+        if self._state != "open":
+            self._open()
+        members = tarred(sample)
+        self._check_key_is_new(members.key)
+        try:
+            self._finishing.check()
+            if self._compression is None:
+                self._add(members)
+            else:
+                self._add_to_frame(members, self._compression)
+            self._last_key = members.key
+            if self._plain is not None and members.made is None:
+                self._plain.expect(tuple(sample), self._limits)
+        except BaseException:  # also Ctrl-C: half a write can't be taken back
+            self.abort()
+            raise
+
     def _leave_to_parent(self) -> None:
         """Stop in a forked child: the writer, its file and its lock are the parent's."""
         if self._state == "open":
             self._state = _LEFT_TO_PARENT
+            self._plain = None  # which would take samples
 
     def _check_key_is_new(self, key: str) -> None:
         is_here = self._shard is not None and key in self._shard.keys
-        if key == self._last_key or is_here or key in self._waiting:
+        if key == self._last_key or is_here or key in self._waiting or key in self._packing:
             raise SampleError(written_before(key))
 
     def _add(self, sample: TarredSample) -> None:
@@ -281,38 +316,81 @@ class ShardWriter:
 
     def _add_to_frame(self, sample: TarredSample, compression: Compression) -> None:
         self._waiting[sample.key] = sample
-        in_shard = self._shard.num_samples if self._shard else 0
         self._waiting_bytes += sample.size_bytes
-        is_full = in_shard + len(self._waiting) >= self._limits.max_samples
+        if self._may_be_full():
+            self._place_frame()
+        is_full = self._may_be_full()
         if is_full or compression.is_full(len(self._waiting), self._waiting_bytes):
-            self._finish_frame()
+            self._pack_frame()
+        if is_full:
+            self._place_frame()
         if self._shard is not None and self._shard.num_samples >= self._limits.max_samples:
             self._finish_shard()
 
-    def _finish_frame(self) -> None:
-        """Compress the samples that wait, and add them to the shard or to a new one."""
+    def _may_be_full(self) -> bool:
+        """Whether the samples that have no place yet fill the shard, if they all come into it."""
+        in_shard = self._shard.num_samples if self._shard else 0
+        return in_shard + len(self._packing) + len(self._waiting) >= self._limits.max_samples
+
+    def _pack_frame(self) -> None:
+        """Have the samples that wait compressed, beside what comes next."""
+        self._place_frame()
         if not self._waiting or self._compression is None:
             return
-        samples = list(self._waiting.values())
-        frame = compress(tar_of(samples), self._compression.level)
+        tar = tar_of(list(self._waiting.values()))
+        self._compressing.do(_pack, tar, self._compression.level, self._packed)
+        self._packing = self._waiting
+        self._waiting, self._waiting_bytes = {}, 0
+
+    def _place_frame(self) -> None:
+        """Add the samples that are being compressed to the shard or to a new one."""
+        if not self._packing or self._compression is None:
+            return
+        self._compressing.finish()
+        frame = self._packed.pop()
         added = len(frame) + TABLE_ENTRY_BYTES
         if self._shard is not None and self._shard.size_bytes + added > self._limits.max_bytes:
             self._finish_shard()
         if self._framed is None:
             self._framed = self._shard = FrameFile(*self._next_file(), self._compression)
-        self._framed.add_frame(frame, samples)
-        self._waiting, self._waiting_bytes = {}, 0
+        self._framed.add_frame(frame, list(self._packing.values()))
+        self._packing = {}
 
     def _next_file(self) -> tuple[Path, str]:
-        name = self._pattern.name(self._first_number + len(self._finished))
+        name = self._pattern.name(self._first_number + self._full_shards)
         return self._destination.place.partials / partial_name(name), name
 
     def _finish_shard(self) -> None:
-        if self._shard is not None:
-            sealed = self._shard.seal()
-            self._destination.publish_shard(sealed)
-            self._finished.append(sealed.finished)
-            self._shard = self._plain = self._framed = None
+        """Have the open shard brought to disk and named, a big one while the next one is filled."""
+        shard = self._shard
+        if shard is None:
+            return
+        shard.end()
+        num_samples, size_bytes = shard.num_samples, shard.size_bytes
+        self._finishing.do(_finish, shard, self._destination, self._finished)
+        if size_bytes < _BIG_BYTES:
+            self._finishing.finish()
+        self._shard = self._plain = self._framed = None
+        self._full_shards += 1
+        self._full_samples += num_samples
+        self._full_bytes += size_bytes
+
+
+def _pack(tar: bytes | bytearray, level: int, packed: list[bytes]) -> None:
+    packed.append(compress(tar, level))
+
+
+def _finish(
+    shard: ShardFile | FrameFile, destination: Destination, finished: list[FinishedShard]
+) -> None:
+    """Bring a shard to disk, give it its name, and note it; knows no writer, so keeps none."""
+    try:
+        sealed = shard.seal()
+        destination.publish_shard(sealed)
+    except BaseException:
+        shard.discard()
+        raise
+    finished.append(sealed.finished)
 
 
 _opened: WeakSet[ShardWriter] = WeakSet()

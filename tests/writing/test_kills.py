@@ -234,6 +234,28 @@ def test_a_worker_that_fails_in_a_way_nobody_foresaw_is_not_said_to_be_killed(
     assert "nobody foresaw this" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("failure", [OSError("broken"), RuntimeError("nobody foresaw this")])
+def test_a_worker_that_fails_to_seal_ends_the_write_and_no_shard_gets_its_name(
+    tmp_path: Path,
+    source: Source,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+    failure: Exception,
+) -> None:
+    main = os.getpid()
+
+    def failing(handle: int) -> None:
+        if os.getpid() != main:
+            raise failure
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(WorldError, match=r"broken|ended with code 1, and what it said before"):
+        write_shards(source, tmp_path / "out", workers=2, max_samples=3)
+    is_told = "nobody foresaw this" in capfd.readouterr().err
+    assert is_told == isinstance(failure, RuntimeError)
+    assert not list((tmp_path / "out").glob("*.tar"))
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("options", OPTIONS, ids=repr)
 def test_a_disk_that_is_full_is_an_error_and_with_room_the_write_is_finished(

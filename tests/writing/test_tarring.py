@@ -8,9 +8,9 @@ from shardloader.errors import SampleError
 from shardloader.format.index import SampleIndex
 from shardloader.format.tar_header import END_OF_ARCHIVE, member_header, padding
 from shardloader.writing import tarring
+from shardloader.writing.contents import Contents, outline_alike, outline_of
 from shardloader.writing.encode import encode_sample
-from shardloader.writing.shard_file import Contents
-from shardloader.writing.tarring import TarredSample, pieces_of, tar_of, tarred
+from shardloader.writing.tarring import TarredSample, members_of, pieces_of, tar_of, tarred
 
 KEYS = st.one_of(
     st.text("ab/é猫", min_size=1, max_size=8),
@@ -41,7 +41,7 @@ def test_the_short_way_makes_the_bytes_and_the_index_of_the_long_one(samples) ->
     quick = tar_of(made)
     assert quick == slow
     if made:
-        contents.add(made)
+        contents.add(outline_of(made))
         contents.keys.update((sample.key, None) for sample in made)
     index, _ = SampleIndex.build(quick + END_OF_ARCHIVE, shard="s")
     assert contents.index().to_bytes() == index.to_bytes()
@@ -68,12 +68,26 @@ def test_pieces_joined_are_the_tar_however_many_there_are() -> None:
         assert b"".join(pieces_of(mixed)) == tar_of(mixed) == whole
 
 
-def test_an_outline_says_where_members_lie_without_their_bytes() -> None:
-    for key in ("short", "k" * 200):
-        sample = tarred({"__key__": key, "bin": b"x" * 700, "txt": "t"})
-        full, outlined = Contents(), Contents()
-        full.add([sample])
-        outlined.add([sample.outline])
-        full.keys[key] = outlined.keys[key] = None
-        assert full.index().to_bytes() == outlined.index().to_bytes()
-        assert not sample.outline.data
+def test_some_of_an_outline_is_the_outline_of_some() -> None:
+    samples = [
+        tarred({"__key__": key, "bin": bytes(number), **({"é": b"t"} if number % 3 else {})})
+        for number, key in enumerate(["a", "b", "k" * 200, "c", "猫", "d", "e"])
+    ]
+    whole = outline_of(samples)
+    for some in (range(7), range(2, 5), [0], [0, 2, 3, 6], range(0)):
+        chosen = [samples[at] for at in some]
+        full, taken = Contents(), Contents()
+        for contents, outline in ((full, outline_of(chosen)), (taken, whole.take(some))):
+            contents.keys.update((sample.key, None) for sample in chosen)
+            if chosen:
+                contents.add(outline)
+        assert full.index().to_bytes() == taken.index().to_bytes()
+
+
+def test_the_outline_of_samples_that_are_alike_is_known_from_sizes() -> None:
+    samples = [tarred({"__key__": str(i), "bin": bytes(i), "txt": b"t"}) for i in range(5)]
+    members = members_of(samples)
+    alike, known = outline_alike(("bin", "txt"), members.sizes), outline_of(samples)
+    assert alike.kinds == known.kinds
+    for one, other in zip(alike[1:], known[1:], strict=True):
+        assert one.tolist() == other.tolist()

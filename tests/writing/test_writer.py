@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ def test_a_sample_longer_than_the_limit_has_a_shard_of_its_own(tmp_path: Path) -
     assert write(tmp_path, samples, max_bytes="4kB").manifest.counts.tolist() == [2, 1, 2]
 
 
-def test_a_full_shard_is_there_before_the_next_sample_comes(tmp_path: Path) -> None:
+def test_a_small_shard_that_is_full_is_there_before_the_next_sample_comes(tmp_path: Path) -> None:
     with ShardWriter(tmp_path, max_samples=2) as writer:
         writer.write(small(0))
         assert not (tmp_path / "shard-000000.tar").exists()
@@ -168,6 +169,79 @@ def test_a_full_shard_is_there_before_the_next_sample_comes(tmp_path: Path) -> N
         assert (tmp_path / "shard-000000.tar").exists()
         assert (tmp_path / "shard-000000.tar.index").exists()
         assert not (tmp_path / "manifest.json").exists()
+
+
+def test_a_big_shard_that_is_full_is_there_when_it_is_counted(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, max_samples=1) as writer:
+        for number in range(3):
+            writer.write(small(number, 3_000_000))
+            assert writer.num_shards == number + 1
+            assert (tmp_path / f"shard-{number:06d}.tar").exists()
+
+
+def test_a_shard_is_filled_while_the_one_before_it_is_brought_to_disk(
+    tmp_path: Path, monkeypatch
+) -> None:
+    sync, is_filled = os.fsync, threading.Event()
+
+    def fsync(descriptor: int) -> None:
+        if os.fstat(descriptor).st_size > 1_000_000:
+            assert is_filled.wait(60)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with ShardWriter(tmp_path, max_samples=2) as writer:
+        for number in range(3):
+            writer.write(small(number, 3_000_000))
+        assert not (tmp_path / "shard-000000.tar").exists()
+        is_filled.set()
+    assert len(read(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("use", ["write", "close"])
+def test_a_disk_that_fails_meanwhile_ends_the_writer_and_no_later_shard_gets_its_name(
+    tmp_path: Path, monkeypatch, use: str
+) -> None:
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if os.fstat(descriptor).st_size > 6_000_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    writer = ShardWriter(tmp_path, max_samples=2)
+    for number in range(2):
+        writer.write(small(number, 2_000_000))
+    monkeypatch.setattr(os, "fsync", fsync)
+    for number in range(2, 4):
+        writer.write(small(number, 4_000_000))
+    assert writer.num_shards == 1
+    with pytest.raises(WorldError, match=r"shard-000001.*No space left"):
+        writer.write({"__key__": "x", "other": b""}) if use == "write" else writer.close()
+    with pytest.raises(UsageError, match="broken off"):
+        writer.close()
+    assert listing(tmp_path) == ["shard-000000.tar", "shard-000000.tar.index"]
+
+
+def test_an_abort_leaves_every_full_shard_and_nothing_else(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, max_samples=2)
+    for number in range(5):
+        writer.write(small(number, 2_000_000))
+    writer.abort()
+    assert listing(tmp_path) == [
+        f"shard-00000{number}.tar{suffix}" for number in range(2) for suffix in ("", ".index")
+    ]
+    assert not [each.name for each in threading.enumerate() if "shardloader" in each.name]
+
+
+def test_a_writer_that_is_dropped_ends_its_threads(tmp_path: Path) -> None:
+    writer = {"it": ShardWriter(tmp_path, max_samples=2)}
+    for number in range(5):
+        writer["it"].write(small(number, 2_000_000))
+    with pytest.warns(ResourceWarning, match="never closed"):
+        del writer["it"]
+    assert not [each.name for each in threading.enumerate() if "shardloader" in each.name]
+    assert len(listing(tmp_path)) == 4
 
 
 def test_big_and_small_fields_in_any_order_are_written_whole(tmp_path: Path) -> None:
@@ -531,6 +605,26 @@ def test_a_forked_child_cannot_write_or_end_what_its_parent_writes(tmp_path: Pat
         assert "manifest.json" not in listing(tmp_path)
         writer.write(small(1))
     assert [key for key, _ in read(tmp_path)] == ["000000", "000001"]
+
+
+FORKED = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from shardloader import ShardWriter
+with ShardWriter(sys.argv[2], max_samples=2) as writer:
+    for number in range(5):
+        writer.write({"__key__": str(number), "bin": bytes(2_000_000)})
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)  # as a program ends, with all that is done then
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+
+
+def test_a_child_that_is_forked_while_shards_are_brought_to_disk_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, str(ROOT), str(tmp_path)]
+    subprocess.run(command, check=True, timeout=60)
+    assert [key for key, _ in read(tmp_path)] == list("01234")
 
 
 @pytest.mark.parametrize("sample", [None, 5, [("__key__", "a")], "text"], ids=repr)
