@@ -66,6 +66,32 @@ def cached_bytes(catalog: Catalog) -> NDArray[np.int64]:
     return sizes + manifest.counts * (INDEX_BYTES_A_SAMPLE if has_indexes else 0)
 
 
+class CachedSizes:
+    """Bytes of a catalog's tars in the cache, as far as is known, each looked up when asked for."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._known: dict[int, int] = {}
+
+    def of(self, shards: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sizes of some shards, both int64 [n]; 0 for one that is not cached."""
+        return np.fromiter(map(self._of, shards.tolist()), np.int64, len(shards))
+
+    def _of(self, shard: int) -> int:
+        known = self._known.get(shard)
+        if known is not None:
+            return known
+        catalog, size, is_known = self._catalog, 0, True
+        if goes_through_cache(catalog, shard):
+            size = int(catalog.manifest.sizes[shard])
+            if is_packed(catalog.manifest.names[shard]):
+                unpacked = _unpacked_bytes(catalog, shard)
+                size, is_known = max(size, unpacked), unpacked > 0
+        if is_known:
+            self._known[shard] = size
+        return size
+
+
 def _unpacked_bytes(catalog: Catalog, shard: int) -> int:
     """The size of its tar; 0 where the index is not here, or is none: reading it says so."""
     try:
