@@ -2,8 +2,9 @@
 
 By whoever holds its lock. Room is taken before bytes are written, for all of a file whose size is
 known before it is fetched, and made by removing whole files: what is needed last goes first
-(`needs`), then the least recently used, but none that a process has open. Who needs the file now waits for room, one at a time, for a while; who fetches it ahead of its
-need neither waits nor takes the room of what is needed sooner.
+(`needs`), then the least recently used, but none that a process has open. Who needs the file now
+waits for room, one at a time, for a while; who fetches it ahead of its need neither waits nor takes
+the room of what is needed sooner.
 """
 
 from __future__ import annotations
