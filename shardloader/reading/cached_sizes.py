@@ -76,7 +76,7 @@ def _index_bytes(catalog: Catalog, tar_bytes: NDArray[np.int64]) -> NDArray[np.i
     """Bytes of each shard's index in the cache, at most, int64 [shards]; tar_bytes: as known."""
     manifest = catalog.manifest
     num_members = np.maximum(tar_bytes // BLOCK_BYTES, manifest.counts)
-    found = (
+    found: NDArray[np.int64] = (
         INDEX_BYTES + INDEX_BYTES_A_SAMPLE * manifest.counts + INDEX_BYTES_A_MEMBER * num_members
     )
     largest = np.argsort(tar_bytes)[::-1][:MOST_INDEXES]
