@@ -194,6 +194,7 @@ class BatchMaker:
         first = 0
         while first < num_whole:
             stop = min(first + max(1, self._to_locate // batch_size), num_whole)
+            stop = first + self._reader.rows_at_once(read.shard[first:stop])
             self._reader.move_to(block.steps[first], block.steps[stop - 1] + 1)
             near = slice(first, stop)
             page = self._reader.diary.page

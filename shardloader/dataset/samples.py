@@ -19,12 +19,13 @@ from shardloader.errors import (
     ShardLoaderError,
     StoreError,
 )
-from shardloader.reading.cached_sizes import any_goes_through_cache
+from shardloader.reading.cached_sizes import CachedSizes, any_goes_through_cache
 from shardloader.reading.columns import Spans, column_of, is_quick
 from shardloader.reading.decode import located
 from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.extents import locate
 from shardloader.reading.frames import without_frames
+from shardloader.reading.needs import rows_at_once
 from shardloader.reading.pool import ShardPool
 from shardloader.reading.prefetch import Prefetcher
 from shardloader.reading.ranged_shard import RangedShard
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from shardloader.reading.shard import Shard
 
 
+SHARE_AT_ONCE: Final = 4  # of the cache, what all readers together may be at
 SHARE_OF_A_THREAD: Final = 8  # of the files that may be open: an eighth for each that reads
 WORTH_A_TOUCH: Final = 48  # samples of a shard
 
@@ -72,6 +74,8 @@ class SampleReader:
         if catalog.cache is not None and any_goes_through_cache(catalog):
             share = catalog.cache.bytes_ahead // num_readers
             self._ahead = Prefetcher(catalog, share_bytes=share, counts=self.diary.counts)
+            self._bytes_at_once = int(catalog.cache.max_bytes) // SHARE_AT_ONCE // num_readers
+            self._sizes = CachedSizes(catalog)
         self._pool = ShardPool(
             catalog,
             keep_damaged=recipe.options.skip is not None,
@@ -162,6 +166,16 @@ class SampleReader:
         """The samples of the steps start .. stop-1 are read now."""
         if self._ahead is not None:
             self._ahead.move_to(start, stop)
+
+    def rows_at_once(self, shard: NDArray[np.int64]) -> int:
+        """How many of these rows may be located at once: one at least; int64 [rows, batch_size].
+
+        All, where nothing comes through the node's cache. There, to locate samples brings all of
+        their shards, and as many as the cache holds would drive each other out before one is read.
+        """
+        if self._ahead is None:
+            return len(shard)
+        return rows_at_once(shard, self._sizes.of, bound_bytes=self._bytes_at_once)
 
     def stop_fetching(self) -> None:
         """Nothing more is read for now."""

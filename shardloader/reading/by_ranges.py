@@ -92,9 +92,11 @@ class RangeReader:
             return None
         opened = None
         try:
-            if self._cache.has(self._origin(shard)):
+            origin = self._origin(shard)
+            version = origin.version()
+            if self._cache.has(origin, version):
                 return None
-            opened = self._looked_at(shard)
+            opened = self._looked_at(shard, version)
         except NoRangesError:
             self._end("the store has no ranges")
         except (CacheError, StoreError):
@@ -214,8 +216,8 @@ class RangeReader:
             and int(self._catalog.manifest.sizes[shard]) > LEAST_SHARD_BYTES
         )
 
-    def _looked_at(self, shard: int) -> RangedShard | None:
-        """The shard, if it is as indexed; None beyond the limit."""
+    def _looked_at(self, shard: int, version: str | None = None) -> RangedShard | None:
+        """The shard, if it is as indexed; None beyond the limit. version: as shown just now."""
         catalog, origin = self._catalog, self._origin(shard)
         index = index_of_remote(
             catalog.source,
@@ -241,13 +243,13 @@ class RangeReader:
         if not self._has_ranges:
             raise no_ranges(origin.name)
         opened = RangedShard(index, origin, self, shard)
-        return opened if self._look(opened) else None
+        return opened if self._look(opened, version) else None
 
-    def _look(self, shard: RangedShard) -> bool:
+    def _look(self, shard: RangedShard, version: str | None = None) -> bool:
         """Look at the version that the store shows; False beyond the limit."""
         if not self._take(shard.outermost):
             return False
-        shard.look()
+        shard.look(version)
         return True
 
     def _origin(self, shard: int) -> RemoteShard:

@@ -171,10 +171,9 @@ class Cache:
         """Map a file that is no tar, as `tar` does: its bytes are kept as they come."""
         return self._kept(origin, Use(make_way, PATIENCE_S, diary or Diary()), unpack=False)[0]
 
-    def has(self, origin: Origin) -> bool:
-        """Whether the file of an origin, as it is now, is here; it may be gone the next moment."""
-        name = name_of(origin.identity, origin.version())
-        return CacheFolder(Path(self.folder)).has(name)
+    def has(self, origin: Origin, version: str) -> bool:
+        """Whether the file of a version of an origin is here; it may be gone the next moment."""
+        return CacheFolder(Path(self.folder)).has(name_of(origin.identity, version))
 
     def _kept(
         self,

@@ -114,6 +114,13 @@ class CacheFolder:
         """Whether a whole tar is here."""
         return os.path.isfile(self.path / f"{name}.cached")  # noqa: PTH113 - never raises
 
+    def size(self, name: str) -> int | None:
+        """The bytes of a whole file; None if it is not here."""
+        try:
+            return (self.path / f"{name}.cached").stat().st_size
+        except OSError:
+            return None
+
     def open_cached(self, name: str) -> memoryview | None:
         """Map a whole tar, which is in use until the last view of it is gone; None if not there."""
         path = self.path / f"{name}.cached"

@@ -2,7 +2,9 @@
 
 Of a plain shard its size says it, and of a compressed one its index, where that is at hand: beside
 the shard, or in the cache since it was fetched. Of one whose index is not here the compressed size
-counts, so what is told is the least. No shard is read, and no store is asked.
+counts, so what is told is the least. An index that comes from a store is in the cache as well: as
+large as it is there, or else no larger than one of a tar of that size, whose names have up to 255
+bytes, can be. No shard is read, and no store is asked.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import numpy as np
 
 from shardloader.errors import ShardLoaderError
 from shardloader.format.index import SampleIndex
+from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.reading.cache import name_of
 from shardloader.reading.cache_folder import CacheFolder
 from shardloader.reading.remote_shard import index_identity
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
 
     from shardloader.reading.catalog import Catalog
 
-INDEX_BYTES_A_SAMPLE: Final = 36  # at least: where it begins, one member of it, and its key
+INDEX_BYTES: Final = 2048  # at most, but for its samples: six arrays, and some dozens of fields
+INDEX_BYTES_A_SAMPLE: Final = 8 + 8 + 255  # where it begins, and where its key does; the key
+INDEX_BYTES_A_MEMBER: Final = 8 + 8 + 4  # where it begins, its size, its field
 MOST_INDEXES: Final = 10_000  # looked at for what is packed
 PACKED_SUFFIXES: Final = (".gz", ".tgz", ".zst")
 
@@ -62,8 +67,56 @@ def cached_bytes(catalog: Catalog) -> NDArray[np.int64]:
     packed = [n for n in np.flatnonzero(cached).tolist() if is_packed(manifest.names[n])]
     for shard in packed[:MOST_INDEXES]:
         sizes[shard] = max(int(sizes[shard]), _unpacked_bytes(catalog, shard))
-    has_indexes = catalog.cache is not None and catalog.source.index_store is not None
-    return sizes + manifest.counts * (INDEX_BYTES_A_SAMPLE if has_indexes else 0)
+    if catalog.source.index_store is None:
+        return sizes
+    return sizes + _index_bytes(catalog, sizes)
+
+
+def _index_bytes(catalog: Catalog, tar_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Bytes of each shard's index in the cache, at most, int64 [shards]; tar_bytes: as known."""
+    manifest = catalog.manifest
+    num_members = np.maximum(tar_bytes // BLOCK_BYTES, manifest.counts)
+    found: NDArray[np.int64] = (
+        INDEX_BYTES + INDEX_BYTES_A_SAMPLE * manifest.counts + INDEX_BYTES_A_MEMBER * num_members
+    )
+    largest = np.argsort(tar_bytes)[::-1][:MOST_INDEXES]
+    for shard in largest.tolist() if Path(_folder(catalog).path).is_dir() else ():
+        digest = manifest.index_digests[shard]
+        here = _folder(catalog).size(name_of(index_identity(digest), digest))
+        found[shard] = here or found[shard]
+    return found
+
+
+def _folder(catalog: Catalog) -> CacheFolder:
+    if catalog.cache is None:
+        raise AssertionError
+    return CacheFolder(Path(catalog.cache.folder))
+
+
+class CachedSizes:
+    """Bytes of a catalog's tars in the cache, as far as is known, each looked up when asked for."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._known: dict[int, int] = {}
+
+    def of(self, shards: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sizes of some shards, both int64 [n]; 0 for one that is not cached."""
+        return np.fromiter(map(self._of, shards.tolist()), np.int64, len(shards))
+
+    def _of(self, shard: int) -> int:
+        known = self._known.get(shard)
+        if known is not None:
+            return known
+        catalog, size, is_known = self._catalog, 0, True
+        if goes_through_cache(catalog, shard):
+            size = int(catalog.manifest.sizes[shard])
+            if is_packed(catalog.manifest.names[shard]):
+                unpacked = _unpacked_bytes(catalog, shard)
+                size, is_known = max(size, unpacked), unpacked > 0
+        if is_known:
+            self._known[shard] = size
+        return size
 
 
 def _unpacked_bytes(catalog: Catalog, shard: int) -> int:
@@ -82,5 +135,4 @@ def _index_here(catalog: Catalog, shard: int) -> memoryview | None:
         path = catalog.index_path(shard)
         return map_file(path) if Path(path).exists() else None
     digest = catalog.manifest.index_digests[shard]
-    folder = CacheFolder(Path(catalog.cache.folder))
-    return folder.open_cached(name_of(index_identity(digest), digest))
+    return _folder(catalog).open_cached(name_of(index_identity(digest), digest))

@@ -1,9 +1,10 @@
 """How is a cached file written, and where does its room come from?
 
-By whoever holds its lock. Room is taken before bytes are written, and made by removing whole files:
-what is needed last goes first (`needs`), then the least recently used, but none that a process has
-open. Who needs the file now waits for room, one at a time, for a while; who fetches it ahead of its
-need neither waits nor takes the room of what is needed sooner.
+By whoever holds its lock. Room is taken before bytes are written, for all of a file whose size is
+known before it is fetched, and made by removing whole files: what is needed last goes first
+(`needs`), then the least recently used, but none that a process has open. Who needs the file now
+waits for room, one at a time, for a while; who fetches it ahead of its need neither waits nor takes
+the room of what is needed sooner.
 """
 
 from __future__ import annotations
@@ -146,6 +147,8 @@ class Filling:
         logger.info("%s: writing %s to the cache %s", self._origin.name, what, self._cache.folder)
         part = Part(self._folder, self._name)
         try:
+            if self._origin.tar_bytes:  # before a byte is fetched that would be thrown away
+                self._take_room(part, self._origin.tar_bytes)
             with self._diary.page.within(Stage.UNPACKING) as page:
                 for piece in self._pieces():
                     if self._errand is not None:

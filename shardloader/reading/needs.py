@@ -14,14 +14,20 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from shardloader.reading.cache_folder import Entry
 
 NEVER: Final = math.inf
 _FAR: Final = 1 << 62
 EARLY: Final = 4.0  # a fetch begins when this many times its duration is left
+_FIRST_ROWS: Final = 8  # looked at; then twice as many, and so on
+_BESIDES: Final = 0.25  # of what the first row opens: a wide window is the same for many rows
 
 
 class Need(NamedTuple):
@@ -119,13 +125,14 @@ def next_to_fetch(
 
     What is needed now comes first. Of what is needed later at most `bound_bytes` are to be there,
     counting what is there anyway, but one shard always may; and none is begun long before its
-    time. only_now: what is needed later has to wait.
+    time, or that of those behind it, which wait for it. only_now: what is needed later has to wait.
 
     >>> later = [Coming(7, 60, 0, is_there=True), Coming(3, 60, 5), Coming(4, 60, 9)]
     >>> next_to_fetch(later, bound_bytes=100, pace=Pace()).shard
     3
     """
     ahead = to_fetch = 0
+    first: Coming | None = None  # that is missing
     for each in coming:
         is_later = each.steps > 0
         if is_later and ahead and ahead + each.num_bytes > bound_bytes:
@@ -133,10 +140,11 @@ def next_to_fetch(
         if not each.is_there and each.is_possible:
             if is_later and only_now:
                 return None
+            first = first or each
             to_fetch += each.num_bytes
-            is_first = not ahead
-            if is_first or not is_later or pace.is_time(steps=each.steps, num_bytes=to_fetch):
-                return each
+            is_next = not ahead
+            if is_next or not is_later or pace.is_time(steps=each.steps, num_bytes=to_fetch):
+                return first
         ahead += each.num_bytes if is_later else 0
     return None
 
@@ -152,3 +160,34 @@ def removal_order(
     ranked = [(depths.get(entry.key, NEVER), entry) for entry in entries if not entry.is_part]
     ranked = [each for each in ranked if each[0] > below]
     return [entry for _, entry in sorted(ranked, key=lambda x: (-x[0], x[1].used_ns, x[1].name))]
+
+
+def rows_at_once(
+    shard: NDArray[np.int64],
+    bytes_of: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+    *,
+    bound_bytes: int,
+) -> int:
+    """How many of the first rows a reader may be at, all at once, in a cache that others share.
+
+    Between the shards of those rows there is no order of need: all of them are needed now. So they
+    are to have at most bound_bytes, or a quarter more than the first row's alone, which is always
+    one of them. shard: int64 [rows, batch_size]; bytes_of: gives the sizes of distinct shards in
+    the cache, int64 [n].
+
+    >>> rows = np.array([[3, 3], [3, 4], [4, 4], [4, 5]])
+    >>> rows_at_once(rows, lambda shards: np.full(len(shards), 10), bound_bytes=20)
+    3
+    """
+    num_rows, batch_size = shard.shape
+    looked_at = min(_FIRST_ROWS, num_rows)
+    while True:
+        distinct, first = np.unique(shard[:looked_at], return_index=True)
+        of_rows = np.zeros(looked_at, dtype=np.int64)
+        np.add.at(of_rows, first // max(1, batch_size), bytes_of(distinct))
+        total = np.cumsum(of_rows)
+        most = max(bound_bytes, int(total[0] * (1 + _BESIDES))) if looked_at else 0
+        found = int(np.searchsorted(total, most, side="right"))
+        if found < looked_at or looked_at == num_rows:
+            return found
+        looked_at = min(2 * looked_at, num_rows)

@@ -37,6 +37,11 @@ class Origin(Protocol):
         """What tells it from every other shard."""
         ...
 
+    @property
+    def tar_bytes(self) -> int | None:
+        """How many bytes its tar has, as far as that is known before they are here; else None."""
+        ...
+
     def version(self) -> str:
         """What tells this content from earlier and later ones: size and time, or an etag.
 
@@ -58,6 +63,10 @@ class LocalFile:
 
     path: str
     piece_bytes: int = field(default=PIECE_BYTES, kw_only=True)
+
+    @property
+    def tar_bytes(self) -> None:
+        """Not known: it may be compressed."""
 
     @property
     def name(self) -> str:

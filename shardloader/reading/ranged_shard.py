@@ -55,12 +55,15 @@ class RangedShard(Shard):
             for start in sorted({*outermost_headers(self.index)})
         ]
 
-    def look(self) -> None:
+    def look(self, version: str | None = None) -> None:
         """Take the version that the store shows now, if it is the one that was indexed.
+
+        version: what it has shown a moment ago, where that is known; if it is another one by now,
+        whoever reads from it finds out.
 
         Raises ManifestError or ShardError where it is not, NoRangesError where that can't be told.
         """
-        version = self.origin.version()
+        version = self.origin.version() if version is None else version
         bodies = [fetched(self.origin, each.start, each.stop) for each in self.outermost]
         starts = [each.start for each in self.outermost]
         if not outermost_hold(self.index, Stretches(starts, bodies)):

@@ -10,7 +10,7 @@ more, since it may have been damaged on the way, and then it is an error.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import xxhash
@@ -43,11 +43,15 @@ _WAY_OUT = "put shards, indexes and manifest of one `shardloader write` or `inde
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteShard:
-    """The origin of a remote shard's tar, with what the manifest says of the file."""
+    """The origin of a remote shard's tar, with what the manifest says of the file.
+
+    tar_bytes: of the tar, as its index says; None where that was not looked at.
+    """
 
     file: RemoteFile
     file_bytes: int
     content_digest: str | None = None
+    tar_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -120,6 +124,10 @@ class RemoteIndex:
     def name(self) -> str:
         """The URL, without secrets."""
         return self.file.name
+
+    @property
+    def tar_bytes(self) -> None:
+        """It is none."""
 
     @property
     def identity(self) -> str:
@@ -195,7 +203,7 @@ def map_remote(
     """Map a remote shard's tar and its index, fetched if they are not in the cache yet."""
     diary = diary or Diary()
     index = index_of_remote(source, manifest, shard, cache, make_way=make_way, diary=diary)
-    remote = shard_of(source, manifest, shard, diary)
+    remote = replace(shard_of(source, manifest, shard, diary), tar_bytes=index.shard_bytes)
     data = _twice(lambda: cache.tar(remote, make_way=make_way, diary=diary))
     is_packed = index.compressed_bytes is not None
     called = unpacked_name(remote.name) if is_packed else remote.name

@@ -121,6 +121,17 @@ def test_no_batch_waits_for_a_whole_shard_as_long_as_ranges_may_come(
     assert not sizes & {file.stat().st_size for file in server.folder.glob("*.tar")}
 
 
+@pytest.mark.parametrize("with_cache", [False, True])
+def test_a_shard_that_is_opened_by_ranges_is_asked_for_its_version_once(server, cache, with_cache):
+    catalog = open_catalog(server.url, cache=cache if with_cache else None)
+    with ShardPool(catalog, is_glance=True) as pool:
+        assert pool[0].is_ranged  # and the store was asked whether it has ranges
+        server.asked.clear()
+        assert pool[2].is_ranged
+    name = "shard-0002.tar"
+    assert server.asked == {("HEAD", name): 1, ("GET", f"{name}.index"): 1, ("GET", name): 2}
+
+
 @pytest.mark.parametrize("kind", ["s3", "nginx"])
 def test_real_stores_give_the_same_batches_by_ranges(kind, request, epochs, cache):
     found = request.getfixturevalue(kind)

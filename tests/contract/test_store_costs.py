@@ -11,6 +11,7 @@ import pytest
 
 import shardloader as sl
 from shardloader.format.manifest import Manifest
+from shardloader.reading import by_ranges
 from tests.corpora import each_once, kept_corpus, loader_of, valid_of
 from tests.servers.plan import Fault, Plan
 from tests.servers.proxy import FaultProxy
@@ -71,6 +72,30 @@ def test_a_node_fetches_each_shard_and_index_once_and_stats_say_what_it_took(
     assert both.retries == len(failed)
     assert both.cache_misses <= len(files)  # the rest was fetched before it was needed
     assert ranks[0].stats().to_dict().items() >= told[0]._asdict().items()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("with_cache", [False, True])
+def test_what_came_by_ranges_counts_as_well(
+    s3, proxy, tmp_path, num_workers, with_cache, monkeypatch
+):
+    """Each request and each byte of it, as the server saw them."""
+    monkeypatch.setattr(by_ranges, "LEAST_SHARD_BYTES", 0)
+    url = s3.put_folder(f"ranges-{num_workers}-{with_cache}", kept_corpus(COUNTS))
+    loader = loader_of(
+        url,
+        batch_size=2,
+        num_workers=num_workers,
+        timeout=HANG_S if num_workers else 0,
+        multiprocessing_context="fork" if num_workers else None,
+        cache=sl.Cache(tmp_path / "cache") if with_cache else None,
+        storage_options=s3.options(proxy.url),
+    )
+    for _ in range(2):
+        assert each_once(valid_of(loader), sum(COUNTS))
+    told = loader.stats().reading
+    assert told.store_requests == proxy.counts()["requests"]
+    assert told.store_received_bytes == proxy.counts()["bytes"]
 
 
 def test_a_dataset_of_very_many_shards_is_opened_with_a_handful_of_requests(s3, proxy, tmp_path):

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import shardloader as sl
-from shardloader.dataset import batches
 from shardloader.reading.needs_files import told_needs
 from tests.corpora import each_once, kept_corpus, loader_of, raises_in_worker, valid_of
 from tests.reading.http_store import HttpStore
@@ -29,13 +28,6 @@ WINDOW = sl.Shuffle(window=6)
 def store():
     with HttpStore.of(kept_corpus(COUNTS)) as server:
         yield server
-
-
-@pytest.fixture
-def few_at_once(monkeypatch):
-    """Samples are located a batch or two at a time, as those of real sizes are."""
-    monkeypatch.setattr(batches, "FIRST_TO_LOCATE", 3)
-    monkeypatch.setattr(batches, "SAMPLES_TO_LOCATE", 3)
 
 
 @pytest.fixture
@@ -76,7 +68,6 @@ def total_bytes(cache):
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "multiprocessing_context": "fork"}])
-@pytest.mark.usefixtures("few_at_once")
 def test_epochs_through_a_small_cache_are_exact_and_fetch_a_shard_once_each(
     store, size, tmp_path, options
 ):
@@ -100,7 +91,6 @@ def test_epochs_through_a_small_cache_are_exact_and_fetch_a_shard_once_each(
     eventually(lambda: told_needs(Path(cache.folder)) == [])
 
 
-@pytest.mark.usefixtures("few_at_once")
 def test_two_runs_in_one_small_cache_are_both_exact_and_neither_starves(store, size, tmp_path):
     cache = sl.Cache(tmp_path / "cache", max_bytes=8 * size)
     narrow = sl.Shuffle(window=3)

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 import shardloader as sl
 from shardloader.cli import main
 from shardloader.planning.least_cache import check_cache, least_cache_bytes, readers_a_node
-from shardloader.reading.cached_sizes import INDEX_BYTES_A_SAMPLE, cached_bytes
+from shardloader.reading.cached_sizes import INDEX_BYTES, cached_bytes
 from shardloader.reading.catalog import open_catalog
+from tests.contract.test_remote_sources import upload
 from tests.corpora import each_once, kept_corpus, loader_of, loaders_of, raises_in_worker, valid_of
 from tests.reading.http_store import HttpStore
+from tests.shards import tar_bytes
 
 COUNTS = (20, 20, 3, 20, 20, 20)
 
@@ -52,24 +54,73 @@ def test_compressed_shards_count_unpacked_and_plain_local_ones_not_at_all(packed
         assert cached_bytes(catalog).tolist() == plain.manifest.sizes.tolist()
 
 
-def test_shards_of_a_store_count_with_their_indexes_and_unpacked_once_that_is_known(
+def index_bytes(folder):
+    return np.array([path.stat().st_size for path in sorted(folder.glob("*.index"))])
+
+
+def test_shards_of_a_store_count_unpacked_and_with_their_indexes_once_these_are_here(
     packed, tmp_path
 ):
     cache = sl.Cache(tmp_path / "cache", max_bytes="1MB")
     sizes = open_catalog(kept_corpus(COUNTS)).manifest.sizes
-    indexes = np.array(COUNTS) * INDEX_BYTES_A_SAMPLE
-    with HttpStore.of(kept_corpus(COUNTS)) as store:
-        told = cached_bytes(open_catalog(store.url, cache=cache))
-        assert told.tolist() == (sizes + indexes).tolist()
-        assert all(
-            path.stat().st_size >= indexes[0] for path in kept_corpus(COUNTS).glob("*0.index")
-        )
     packed_sizes = open_catalog(packed, cache=cache).manifest.sizes
-    with HttpStore.of(packed) as store:
-        catalog = open_catalog(store.url, cache=sl.Cache(tmp_path / "other", max_bytes="1MB"))
-        assert cached_bytes(catalog).tolist() == (packed_sizes + indexes).tolist()
-        list(loader_of(store.url, batch_size=9, cache=catalog.cache))
-        assert cached_bytes(catalog).tolist() == (sizes + indexes).tolist()
+    for folder, known in ((kept_corpus(COUNTS), sizes), (packed, packed_sizes)):
+        with HttpStore.of(folder) as store:
+            cache = sl.Cache(tmp_path / folder.name, max_bytes="1MB")
+            catalog = open_catalog(store.url, cache=cache)
+            assert (cached_bytes(catalog) >= known + index_bytes(folder)).all()
+            list(loader_of(store.url, batch_size=9, cache=cache))
+            assert cached_bytes(catalog).tolist() == (sizes + index_bytes(folder)).tolist()
+
+
+NAMES = {
+    "short": lambda number: f"{number}",
+    "long": lambda number: f"{'d' * 140}/{number:090d}",  # as a plain header just holds
+}
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 3, 400])
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("num_fields", [1, 7, 40])
+def test_an_index_that_is_not_here_is_not_larger_than_was_told(
+    tmp_path, num_samples, names, num_fields
+):
+    """Of members without a byte, of which a tar holds the most."""
+    members = [
+        (f"{NAMES[names](number)}.{field:04d}", b"")
+        for number in range(num_samples)
+        for field in range(num_fields)
+    ]
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for shard in range(2):
+        (folder / f"{shard}.tar").write_bytes(tar_bytes(members))
+    open_catalog(folder)
+    url = upload(folder, f"memory://least/{tmp_path.name}")
+    catalog = open_catalog(url, cache=sl.Cache(tmp_path / "cache", max_bytes="1GB"))
+    real = catalog.manifest.sizes + index_bytes(folder)
+    told = cached_bytes(catalog)
+    assert (told >= real).all()
+    # Most of that is names that might be longer, and what an index has besides its samples.
+    assert (told <= 2 * real + INDEX_BYTES).all()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_that_figure_is_enough_for_tiny_shards_of_a_store(tmp_path, num_workers):
+    """Whose indexes are nearly as large as they are, so that counting them makes the difference."""
+    counts = (1, 2, 1, 2, 1, 2)
+    url = upload(kept_corpus(counts), f"memory://least/{tmp_path.name}")
+    told = cached_bytes(open_catalog(url, cache=sl.Cache(tmp_path / "c", max_bytes="1MB")))
+    least = least_cache_bytes(told, num_readers=max(1, num_workers))
+    enough = sl.Cache(tmp_path / "enough", max_bytes=least)
+    options = {"multiprocessing_context": "fork", "timeout": 120} if num_workers else {}
+    options |= {"batch_size": 1, "num_workers": num_workers}
+    loader = loader_of(url, cache=enough, **options)
+    for _ in range(2):
+        assert each_once(valid_of(loader), sum(counts))
+    smaller = sl.Cache(tmp_path / "smaller", max_bytes=least - 1)
+    with pytest.raises(sl.CacheError, match=f"here {least} bytes"):
+        next(iter(loader_of(url, cache=smaller, **options)))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -25,7 +25,7 @@ MB = 1 << 20
 class FakeOrigin:
     """A shard in memory. `asked` counts how often its bytes were asked for.
 
-    before: called before each piece with its number.
+    before: called before each piece with its number. tar_bytes: what is known of its size.
     """
 
     content: bytes
@@ -33,6 +33,7 @@ class FakeOrigin:
     versions: list[str] = field(default_factory=lambda: ["1"])  # the last one stays
     before: Callable[[int], None] | None = None
     asked: int = 0
+    tar_bytes: int | None = None
 
     @property
     def name(self) -> str:

@@ -142,6 +142,26 @@ def test_more_in_use_than_fits_is_an_error_in_words_after_a_while(cache):
     assert is_tidy(cache)
 
 
+def test_nothing_is_fetched_before_there_is_room_for_all_of_it(cache):
+    """Where its size is known: else what was fetched would be thrown away, and fetched again."""
+    held = [cache.tar(origin_of(number, size=3 * MB)) for number in range(3)]
+    origin = origin_of(9, size=3 * MB, tar_bytes=len(tar_of(9, 3 * MB)))
+    with pytest.raises(WorldError, match="in use at once"):
+        cache.tar(origin, patience_s=0.1)
+    assert origin.asked == 0
+    assert is_tidy(cache)
+    held.pop()
+    assert bytes(cache.tar(origin)) == origin.content
+    assert origin.asked == 1
+
+
+@pytest.mark.parametrize("told", [MB, 5 * MB])
+def test_a_tar_of_another_size_than_was_told_has_the_room_that_it_takes(cache, told):
+    origin = origin_of(1, size=3 * MB, tar_bytes=told)
+    assert bytes(cache.tar(origin)) == origin.content
+    assert cache.use().tar_bytes == len(origin.content)
+
+
 def test_many_who_wait_for_room_in_vain_give_up_together(cache):
     """And not each after a wait of its own, behind the one before it."""
     held = [cache.tar(origin_of(number, size=3 * MB)) for number in range(3)]

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardloader.reading.cache_folder import CacheFolder, Entry
-from shardloader.reading.needs import Coming, Need, Needs, Pace, next_to_fetch, removal_order
+from shardloader.reading.needs import (
+    Coming,
+    Need,
+    Needs,
+    Pace,
+    next_to_fetch,
+    removal_order,
+    rows_at_once,
+)
 from shardloader.reading.needs_files import NO_INDEX, NeedsFile, Told, least_depths, told_needs
 
 STEPS = st.lists(st.sets(st.integers(0, 6), max_size=4), min_size=1, max_size=30)
@@ -93,7 +103,22 @@ def test_what_is_fetched_is_the_first_that_is_missing_and_within_the_bound(
         before = [each for each in coming[: coming.index(chosen)] if each.steps > 0]
         ahead = sum(each.num_bytes for each in before)
         assert not ahead or ahead + chosen.num_bytes <= bound
-        assert not ahead or pace.is_time(steps=chosen.steps, num_bytes=chosen.num_bytes)
+        to_fetch = list(accumulate(each.num_bytes for each in missing))
+        assert not ahead or any(
+            pace.is_time(steps=each.steps, num_bytes=so_many)
+            for each, so_many in zip(missing, to_fetch, strict=True)
+        )
+
+
+def test_of_several_that_it_is_time_for_together_the_first_is_fetched_first():
+    """Though it alone would still be in time: the others wait for it."""
+    later = [Coming(1, 10, 5, is_there=True), Coming(2, 10, 10), Coming(3, 40, 11)]
+    pace = Pace(a_step=5.0, a_byte=1.0)
+    assert not pace.is_time(steps=10, num_bytes=10)
+    assert pace.is_time(steps=11, num_bytes=10 + 40)
+    chosen = next_to_fetch(later, bound_bytes=1000, pace=pace)
+    assert chosen is not None
+    assert chosen.shard == 2
 
 
 def test_a_fetch_begins_when_it_is_still_in_time_and_not_long_before():
@@ -105,6 +130,27 @@ def test_a_fetch_begins_when_it_is_still_in_time_and_not_long_before():
     assert chosen.shard == 2
     assert not Pace(a_step=1.0, a_byte=1.0).is_time(steps=401, num_bytes=100)
     assert Pace(a_step=1.0, a_byte=1.0).is_time(steps=400, num_bytes=100)
+
+
+ROWS = st.integers(1, 4).flatmap(
+    lambda size: st.lists(st.lists(st.integers(0, 6), min_size=size, max_size=size), max_size=40)
+)
+
+
+@given(rows=ROWS, bound=st.integers(0, 60))
+def test_rows_that_a_reader_is_at_together_open_no_more_than_its_share(rows: Any, bound: int):
+    """But the first one is always there, with a quarter more than that takes alone."""
+    opened = [10 * len(set().union(*rows[: stop + 1])) for stop in range(len(rows))]
+    most = max(bound, opened[0] * 5 // 4) if rows else 0
+    shards = np.array(rows, dtype=np.int64).reshape(len(rows), -1 if rows else 1)
+    found = rows_at_once(shards, lambda each: np.full(len(each), 10), bound_bytes=bound)
+    assert found == sum(each <= most for each in opened)
+    assert found >= min(1, len(rows))
+
+
+def test_rows_of_shards_that_take_no_room_are_all_read_at_once():
+    rows = np.arange(1000).reshape(100, 10)
+    assert rows_at_once(rows, np.zeros_like, bound_bytes=0) == 100
 
 
 KEYS = [bytes([n]) * 16 for n in range(6)]

@@ -248,6 +248,7 @@ def test_what_is_needed_sooner_is_not_removed_for_what_is_needed_later(
     eventually(lambda: there(catalog) == {7, 0, 1})
     ahead.stop()
     eventually(lambda: num_threads() == 0)
+    assert set(store.gets([5, 2, 7, 0, 1]).values()) == {1}  # none before there was room for it
 
 
 def test_a_fetch_that_fails_is_no_affair_of_the_reader_before_its_turn(begin, catalog, store, size):

@@ -115,6 +115,9 @@ class FaultProxy:
             "bytes": sum(each.sent_bytes for each in seen),
             "most_at_once": self.most_at_once,
             "faults": Counter(each.fault for each in seen if each.fault),
+            "faults_by_path": Counter(
+                f"{each.fault} {each.method} {each.path}" for each in seen if each.fault
+            ),
             "met": self.met,
             "whole": Counter(f"{each.method} {each.path}" for each in seen if each.is_whole),
             "by_path": Counter(f"{each.method} {each.path}" for each in seen),

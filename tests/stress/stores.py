@@ -49,12 +49,18 @@ TEXT_BYTES = 6000
 PIECE_BYTES = 60_000  # of one request
 WORLD_SIZE, NUM_WORKERS, BATCH = 2, 2, 4
 STEPS = NUM_SHARDS * SAMPLES // (WORLD_SIZE * BATCH)
+LANES = WORLD_SIZE * NUM_WORKERS
 READERS_OF_A_SHARD = 2  # at most: those whose lanes meet in it
+# Shards of a lane, at most, that a launch after a kill fetches anew: two that were on their way,
+# and as many as were read since the state was saved that it goes on from.
+BACK_AFTER_A_KILL = 4
+# Faults after which all of a shard is fetched anew: another version of it seems to be there, or it
+# is not as listed. Whatever else happens to a piece, that piece alone is asked for again.
+COSTS_A_SHARD = ("changed HEAD", "page HEAD", "damage GET")
 PATIENCE = {"first_s": 0.02, "longest_s": 0.2, "stall_s": 1.0, "deadline_s": 60.0}
 VICTIMS = ("worker", "worker", "worker", "rank")
 LOOK_S = 0.01
 HANG_S = 90.0  # that no rank makes a step
-FETCHED_ANEW = 8.0  # times more in an epoch, since it was damaged, changed or let go too soon
 MORE_OPEN = 24  # files that a process may have open at one epoch's end more than at another's
 SHARED = Path("/dev/shm")  # noqa: S108 - nothing is made there
 
@@ -286,10 +292,12 @@ class Run:
         ended = list({note["epoch"]: note for note in ended}.values())  # the last launch's
         begins = [each for each in self._notes() if each["what"] == "begins" and not each["rank"]]
         done = -1
-        before: dict[str, Any] = {"whole": {}, "bytes": 0, "requests": 0}
+        before: dict[str, Any] = {"whole": {}, "faults_by_path": {}, "bytes": 0, "requests": 0}
         for note in sorted(ended, key=lambda each: each["epoch"]):
             counts, epoch = note["counts"], note["epoch"]
             times = self._times_fetched(Counter(counts["whole"]) - Counter(before["whole"]))
+            met = Counter(counts["faults_by_path"]) - Counter(before["faults_by_path"])
+            anew = self._times_fetched_anew(met)
             # An epoch whose rank 0 was killed before it had noted its end is told with the next.
             launches = sum(done < each["epoch"] <= epoch for each in begins)
             done = epoch
@@ -304,18 +312,33 @@ class Run:
                 self.figures["most times of a shard in an epoch, in hundredths"],
                 int(100 * max(times)),
             )
-            most = READERS_OF_A_SHARD * launches + FETCHED_ANEW
-            assert max(times) <= most, f"epoch {epoch}: a shard was fetched {max(times)} times"
+            for name, found, faults in zip(self._shards(), times, anew, strict=True):
+                most = READERS_OF_A_SHARD * launches + faults
+                assert found <= most, f"epoch {epoch}: {name} was fetched {found} times of {most}"
+            # Once, and once more where lanes meet: what is needed again is not let go too soon.
+            back = LANES * BACK_AFTER_A_KILL * (launches - 1)
+            most = NUM_SHARDS + LANES * launches + back + sum(anew)
+            assert sum(times) <= most, f"epoch {epoch}: shards came {sum(times)} times of {most}"
             before = counts
 
     def _times_fetched(self, whole: Counter[str]) -> list[float]:
         """How often each shard was fetched: whole answers, over the pieces that it has."""
-        found = []
-        for path in sorted(self.corpus.iterdir()):
-            if path.suffix in {".tar", ".zst"}:
-                pieces = -(-path.stat().st_size // PIECE_BYTES)
-                found.append(whole[f"GET chaos/corpus/{path.name}"] / pieces)
-        return found
+        return [whole[f"GET chaos/corpus/{name}"] / self._pieces(name) for name in self._shards()]
+
+    def _times_fetched_anew(self, met: Counter[str]) -> list[float]:
+        """How often each shard had to be, at most, for the faults that it has met."""
+        return [
+            sum(met[f"{fault} chaos/corpus/{name}"] for fault in COSTS_A_SHARD)
+            # What lies in its place is looked at, by a request that counts as one of its pieces.
+            + met[f"page HEAD chaos/corpus/{name}"] / self._pieces(name)
+            for name in self._shards()
+        ]
+
+    def _shards(self) -> list[str]:
+        return sorted(p.name for p in self.corpus.iterdir() if p.suffix in {".tar", ".zst"})
+
+    def _pieces(self, name: str) -> int:
+        return -(-(self.corpus / name).stat().st_size // PIECE_BYTES)
 
     def _check_what_is_left(self) -> None:
         notes = self._notes()
