@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import mmap
 import tempfile
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 from shardloader.errors import UsageError, WorldError
 from shardloader.format.foreign import packing_of
@@ -21,7 +22,7 @@ from shardloader.reading.origin import LocalFile
 from shardloader.reading.store import map_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from shardloader.format.notices import Notice
     from shardloader.format.unpacking import Limits
@@ -108,17 +109,11 @@ def unpack_for_a_look(
     stream = iter(pieces)
     first = next(stream, b"")
     is_packed = packing_of(bytes(first[:BLOCK_BYTES])) is not None
-    try:
-        with tempfile.TemporaryFile() as file:
-            for piece in tar_pieces(chain((first,), stream), shard=path, limits=limits):
-                file.write(piece)
-            file.flush()
-            unpacked = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except OSError as error:
-        raise WorldError(
-            f"{path}: it is unpacked into a file under {tempfile.gettempdir()}, and that failed: "
-            f"{error.strerror or error}; set TMPDIR to a folder with room"
-        ) from error
+    with _file_without_a_name(f"{path}: it is unpacked") as file:
+        for piece in tar_pieces(chain((first,), stream), shard=path, limits=limits):
+            file.write(piece)
+        file.flush()
+        unpacked = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     return Tar(unpacked, unpacked_name(path) if is_packed else path, None)
 
 
@@ -131,17 +126,31 @@ def copy_for_a_look(file: RemoteFile, see: Callable[[bytes], object] = len) -> m
     size = file.status().size
     if not size:
         return memoryview(file.whole())
+    with _file_without_a_name(f"{file.name}: it is fetched") as copy:
+        for piece in file.pieces(size=size):
+            see(piece)
+            copy.write(piece)
+        copy.flush()
+        return memoryview(mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+@contextmanager
+def _file_without_a_name(told: str) -> Iterator[IO[bytes]]:
+    """Open a file that goes when it is closed; told: what becomes of what, for WorldError."""
     try:
-        with tempfile.TemporaryFile() as copy:
-            for piece in file.pieces(size=size):
-                see(piece)
-                copy.write(piece)
-            copy.flush()
-            return memoryview(mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ))
+        folder = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise WorldError(
+            f"{told} into a temporary file, and no folder takes one: set TMPDIR to a folder with "
+            "room that can be written"
+        ) from error
+    try:
+        with tempfile.TemporaryFile() as file:
+            yield file
     except OSError as error:
         raise WorldError(
-            f"{file.name}: it is fetched into a file under {tempfile.gettempdir()}, and that "
-            f"failed: {error.strerror or error}; set TMPDIR to a folder with room"
+            f"{told} into a file under {folder}, and that failed: {error.strerror or error}; set "
+            "TMPDIR to a folder with room"
         ) from error
 
 

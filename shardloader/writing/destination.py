@@ -95,7 +95,8 @@ def judge(names: Iterable[str], pattern: ShardPattern, *, mode: Mode) -> Verdict
     if foreign:
         return Verdict(
             refusal=f"it holds {_some(foreign)}, which this pattern does not make and "
-            "overwrite=True does not remove: give another folder, or the pattern of those shards"
+            "overwrite=True does not remove: give another folder, or the pattern and "
+            "compression of those shards"
         )
     if not manifests:
         return Verdict(remove=(*old, *own, *leftovers))

@@ -223,6 +223,16 @@ def test_a_shard_that_may_not_be_read_is_a_row(place, run):
     assert ("unreadable_shard", "shard-001.tar") in kinds(run("verify", "corpus", "--json"))
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_cant_be_read_is_told_as_such(place, run):
+    make_corpus(place / "corpus", shards=2)
+    (place / "corpus").chmod(0)
+    ended = run("verify", "corpus")
+    (place / "corpus").chmod(0o700)
+    assert ended.code == 1
+    assert "can't be read" in ended.err
+
+
 def test_a_folder_in_a_shards_place_is_a_row(place, run):
     make_corpus(place / "corpus", shards=2)
     index_dataset(place / "corpus")

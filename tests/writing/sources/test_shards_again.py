@@ -183,6 +183,16 @@ def test_no_room_to_unpack_a_shard_is_told_of_the_room(tmp_path: Path, monkeypat
         write_shards(tmp_path / "a.tgz", tmp_path / "out")
 
 
+def test_no_folder_for_temporary_files_is_told(tmp_path: Path, monkeypatch) -> None:
+    def found_none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    (tmp_path / "a.tgz").write_bytes(gzip.compress(tar_bytes(sample_members(3))))
+    monkeypatch.setattr(tempfile, "gettempdir", found_none)
+    with pytest.raises(WorldError, match=r"a\.tgz: it is unpacked .* no folder takes one: set TMP"):
+        write_shards(tmp_path / "a.tgz", tmp_path / "out")
+
+
 def test_what_is_odd_about_a_shard_is_logged_once(tmp_path: Path, caplog) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.tar").write_bytes(tar_bytes(sample_members(3))[:-1024])
