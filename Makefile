@@ -70,4 +70,4 @@ link: $(STAMP) ## read over a link of 1 Gbit/s, 50 ms a request, beside other lo
 	$(BIN)/python -m benchmarks.link $(if $(SMALL),--small)
 
 clean: ## remove what these verbs made
-	rm -rf $(VENV) .venv-oldest .demo .multinode benchmarks/.work benchmarks/.venv-peers
+	rm -rf $(VENV) .venv-oldest .azurite .demo .multinode benchmarks/.work benchmarks/.venv-peers

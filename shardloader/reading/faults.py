@@ -75,7 +75,8 @@ _PASSING_ERRNOS: Final = frozenset(
         errno.ETIMEDOUT,
     )
 )
-# Classes of aiohttp, botocore, requests, urllib3 and azure: a connection lost, or a short body.
+# Classes of aiohttp, botocore, requests, urllib3, azure, google and httpx: a connection lost, or a
+# short body.
 _PASSING_CLASSES: Final = frozenset(
     (
         "ClientConnectionError",
@@ -87,18 +88,27 @@ _PASSING_CLASSES: Final = frozenset(
         "HTTPClientError",
         "IncompleteRead",
         "IncompleteReadError",
+        "JSONDecodeError",  # another page in the place of an answer
         "ReadTimeoutError",
         "ServiceRequestError",
         "ServiceResponseError",
         "Timeout",
+        "TransportError",
     )
 )
-# Classes of botocore: there are no credentials just now, or they can't be renewed.
+# What Azure's client says where another page is in the place of an answer.
+_NO_ANSWER: Final = "Required Content-Range response header is missing"
+# Wherever it stands among the causes: the server is not who it says it is.
+_LASTING_CLASSES: Final = frozenset(("ClientConnectorCertificateError", "SSLCertVerificationError"))
+# Classes of botocore, google and azure: there are no credentials, or they can't be renewed.
 _DENIED_CLASSES: Final = frozenset(
     (
+        "ClientAuthenticationError",
         "CredentialRetrievalError",
+        "DefaultCredentialsError",
         "NoCredentialsError",
         "PartialCredentialsError",
+        "RefreshError",
         "SSOError",
         "TokenRetrievalError",
     )
@@ -175,13 +185,29 @@ def _trouble_of_kind(error: BaseException) -> Trouble:
     """What an error without an answer means."""
     if isinstance(error, FileNotFoundError | IsADirectoryError):
         return Trouble.MISSING
-    names = {kind.__name__ for kind in type(error).__mro__}
-    if isinstance(error, PermissionError) or names & _DENIED_CLASSES:
+    origins = _origins(error)
+    names = {kind.__name__ for each in origins[:2] for kind in type(each).__mro__}
+    if any(type(each).__name__ in _LASTING_CLASSES for each in origins):
+        return Trouble.LASTING
+    is_forbidden = isinstance(error, OSError) and str(error).startswith("Forbidden: ")  # of gcsfs
+    if isinstance(error, PermissionError) or is_forbidden or names & _DENIED_CLASSES:
         return Trouble.DENIED
-    is_passing = isinstance(error, TimeoutError | EOFError) or (
-        isinstance(error, OSError) and error.errno in _PASSING_ERRNOS
+    is_passing = _NO_ANSWER in str(error) or any(
+        isinstance(each, TimeoutError | EOFError)
+        or (isinstance(each, OSError) and each.errno in _PASSING_ERRNOS)
+        for each in origins[:2]
     )
     return Trouble.PASSING if is_passing or names & _PASSING_CLASSES else Trouble.LASTING
+
+
+def _origins(error: BaseException) -> list[BaseException]:
+    """The error, what it was raised from, and so on."""
+    found: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in found:
+        found.append(each)
+        each = each.__cause__ or each.__context__
+    return found
 
 
 @dataclass(frozen=True, slots=True)

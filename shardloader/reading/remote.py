@@ -20,6 +20,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
@@ -65,8 +66,11 @@ _TAGS: Final = ("ETag", "etag", "e_tag", "md5Hash", "Content-MD5", "Digest", "bl
 _TIMES: Final = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "modified")
 # Of the options these say who reads, and not what: they may change from run to run.
 _CREDENTIALS: Final = re.compile(
-    r"key|secret|token|password|user|sas|auth|cred|conn|header|cookie|profile|cert", re.IGNORECASE
+    r"key|secret|token|password|user|sas|auth|cred|conn|header|cookie|profile|cert|ssl|signature",
+    re.IGNORECASE,
 )
+_SERVER: Final = re.compile(r"endpoint|account_?(name|host)", re.IGNORECASE)
+_MOST_WORDS: Final = 500  # letters of what a backend says, which may be a page
 _LEAST_SECRET: Final = 4  # letters; shorter values of options are no secrets, and parts of words
 
 
@@ -133,7 +137,7 @@ class Store:
     def whereabouts_of(self, url: str) -> str:
         """The same of a file in the store."""
         servers = sorted(
-            f"{name}={value}" for name, value in _leaves(self._options) if "endpoint" in name
+            f"{name}={value}" for name, value in _leaves(self._options) if _SERVER.search(name)
         )
         return " ".join((*servers, _PARTS.sub(r"\g<scheme>://", url, count=1)))
 
@@ -225,7 +229,8 @@ class Store:
     @property
     def _host(self) -> str:
         """Whom requests go to: the endpoint, else what a URL names first."""
-        place = str(self._options.get("endpoint_url") or self._url)
+        options = self._options
+        place = str(options.get("endpoint_url") or options.get("endpoint") or self._url)
         return f"{self.scheme} {_PARTS.sub('', place, count=1).partition('/')[0]}"
 
     def _client_here(self) -> Any:
@@ -243,7 +248,8 @@ class Store:
             extra = EXTRAS.get(self.scheme)
             hint = f" (pip install 'shardloader[{extra}]')" if extra else ""
             words, kind = f"{self._words_of(error)}{hint}", MissingExtraError
-        except (TypeError, ValueError) as error:  # an unknown scheme, or an option that is none
+        # An unknown scheme, an option that is none, or a file of credentials that is not there.
+        except (TypeError, ValueError, FileNotFoundError) as error:
             words = self._words_of(error)
         raise kind(
             f"{self.name}: fsspec opens what a URL names, and can't make a client for "
@@ -254,7 +260,7 @@ class Store:
         text = without_secrets(f"{type(error).__name__}: {error}".rstrip(": "))
         for secret in self._secrets():
             text = text.replace(secret, HIDDEN)
-        return text
+        return shorten(text, _MOST_WORDS, placeholder=" ...")
 
     def _secrets(self) -> list[str]:
         """What may be a secret in the URL and the options, the longest first."""
@@ -272,6 +278,9 @@ def _leaves(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
     for name, value in options.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, str) and name == "connection_string":  # of Azure: names and values
+            parts = (part.partition("=") for part in value.split(";"))
+            yield from ((f"{prefix}{part}", told) for part, _, told in parts if told)
         elif isinstance(value, str | int | float):
             yield f"{prefix}{name}", value
 

@@ -26,6 +26,7 @@ from shardloader.errors import (
 )
 from shardloader.format.agreeing import outermost_headers, outermost_hold
 from shardloader.format.tar_header import BLOCK_BYTES
+from shardloader.reading.clients import HUB
 from shardloader.reading.entry import Entry
 from shardloader.reading.indexing import (
     available_cpus,
@@ -94,6 +95,12 @@ def index_remote(
         )
     if place.index_store is None:
         require_writable(place.index_root)
+    elif place.store.scheme in HUB:
+        raise UsageError(
+            f"{place.location}: indexes and manifest are put beside the shards, and on the Hub "
+            "each would be a commit: give index_dir=, a local folder for them, and upload what is "
+            "in it in one commit"
+        )
     names = find_remote_shards(place.store) if place.names is None else place.names
     job = _Job(place=place, store=place.store, force=force, digest=digest, limits=limits)
     entries = _entries(job, names, num_workers or min(MOST_AT_ONCE, available_cpus()), progress)

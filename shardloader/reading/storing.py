@@ -26,8 +26,10 @@ _OBJECTS: Final = frozenset(
 _PUTTING: Final[dict[str, dict[str, Any]]] = {
     "S3FileSystem": {"chunksize": 16 << 20, "max_concurrency": 4},
     "AzureBlobFileSystem": {"overwrite": True},
+    "GCSFileSystem": {"chunksize": 16 << 20},
 }
-_LEAST_PART_BYTES: Final = 5 << 20  # of S3: what is shorter comes in one piece
+_OF_GOOGLE: Final = "GCSFileSystem"
+_LEAST_PART_BYTES: Final = 5 << 20  # of S3 and gcsfs: what is shorter comes in one piece
 
 
 def sizes_in(store: Store) -> dict[str, int]:
@@ -65,20 +67,31 @@ def make_folder(store: Store) -> None:
 
 def put(file: RemoteFile, data: bytes) -> None:
     """Write a small file, in place of an older one."""
-
-    def send(client: Any, url: str) -> None:
-        client.pipe_file(url, data)
-
-    _put(file, send, len(data))
+    _put(file, lambda client, url: _pipe(client, url, data), len(data))
 
 
 def put_file(file: RemoteFile, path: Path) -> None:
     """Write what a local file holds, in place of an older file; memory holds a few parts."""
+    size = path.stat().st_size
 
     def send(client: Any, url: str) -> None:
-        client.put_file(str(path), url, **_PUTTING.get(type(client).__name__, {}))
+        kind = type(client).__name__
+        if kind == _OF_GOOGLE and size < _LEAST_PART_BYTES:
+            _pipe(client, url, path.read_bytes())
+        else:
+            client.put_file(str(path), url, **_PUTTING.get(kind, {}))
 
-    _put(file, send, path.stat().st_size)
+    _put(file, send, size)
+
+
+def _pipe(client: Any, url: str, data: bytes) -> None:
+    """Put bytes; to Google's storage as one part.
+
+    What gcsfs thinks is short it puts between lines of text, where what ends in a carriage return
+    may lose it.
+    """
+    one_part = type(client).__name__ == _OF_GOOGLE and data
+    client.pipe_file(url, data, **({"chunksize": len(data)} if one_part else {}))
 
 
 def put_new(file: RemoteFile, data: bytes) -> bool:

@@ -19,6 +19,7 @@ import xxhash
 
 from shardloader.errors import UsageError, WorldError
 from shardloader.format.urls import without_secrets
+from shardloader.reading.clients import READ_ONLY
 from shardloader.reading.remote import Store
 from shardloader.reading.storing import make_folder, put, put_file, remove, sizes_in
 from shardloader.writing.lease import Lease, Rhythm, machine_of
@@ -33,7 +34,6 @@ _PIECE_BYTES: Final = 256 << 10  # of what was appended, then another piece begi
 _PIECE: Final = re.compile(r"\.[0-9a-f]{16}\.[0-9]{6}")
 _KEPT: Final = ".shardloader-kept-"
 _WORK_OF_A_WRITER: Final = "writer"  # which can't be repeated, and so has no fingerprint
-_NEVER: Final = ("http", "https")
 
 
 class StorePlace:
@@ -226,8 +226,8 @@ def _piece_name(name: str, head: bytes, number: int) -> str:
 
 def _refuse_what_takes_no_files(store: Store) -> None:
     url = store.folder_url
-    if "::" in url or store.scheme in _NEVER or "?" in url:
+    if "::" in url or store.scheme in READ_ONLY or "?" in url:
         raise UsageError(
             f"a writer writes to a folder, here or on a store such as s3://bucket/corpus, not to "
-            f"{without_secrets(url)!r}"
+            f"{without_secrets(url)!r}: write to a folder here, and upload that"
         )

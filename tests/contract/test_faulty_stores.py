@@ -1,6 +1,7 @@
 """Real servers behind a bad network: what is read is exact, or an error says what is wrong.
 
-Each fault is met over HTTP (nginx) and over S3 (moto), through the proxy that injects it.
+Each fault is met over HTTP (nginx), S3 (moto), Google's storage, Azure's blobs and the Hugging Face
+Hub, through the proxy that injects it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pytest
 from shardloader.errors import StoreError, WorldError
 from shardloader.reading import remote
 from shardloader.reading.remote import Store
+from tests.servers.hub import OWNER
 from tests.servers.plan import Fault, Plan
 from tests.servers.proxy import FaultProxy
 
@@ -38,7 +40,8 @@ class Place:
 
     def __init__(self, proxy: FaultProxy, url: str, options: dict) -> None:
         self.proxy = proxy
-        self.is_s3 = url.startswith("s3")
+        self.scheme = url.partition("://")[0]
+        self.is_s3 = self.scheme == "s3"
         self._url, self._options = url, options
         self._file = self.file_of(**QUICK)
         self._file.status()
@@ -58,7 +61,10 @@ def _small_pieces(monkeypatch):
     monkeypatch.setattr(remote, "PIECE_BYTES", PIECE)
 
 
-@pytest.fixture(params=["http", "s3"], scope="module")
+SERVERS = {"s3": "s3", "gs": "gcs", "az": "azurite"}
+
+
+@pytest.fixture(params=["http", *SERVERS, "hf"], scope="module")
 def place(request):
     name = f"faulty-{next(_numbers)}"
     if request.param == "http":
@@ -71,12 +77,17 @@ def place(request):
             yield Place(proxy, f"{proxy.url}/ranges/{name}", {"headers": {"X": "s3cretToken"}})
         shutil.rmtree(folder)
         return
-    pytest.importorskip("s3fs")
-    s3 = request.getfixturevalue("s3")
-    s3.put(name)
-    s3.put(name, "corpus/a.tar", CONTENT)
-    with FaultProxy(s3.url) as proxy:
-        yield Place(proxy, f"s3://{name}/corpus", s3.options(proxy.url))
+    if request.param == "hf":
+        server = request.getfixturevalue("hub")
+        server.put(name, "corpus/a.tar", CONTENT, is_large=False)
+        url = f"hf://datasets/{OWNER}/{name}/corpus"
+    else:
+        server = request.getfixturevalue(SERVERS[request.param])
+        server.put(name)
+        server.put(name, "corpus/a.tar", CONTENT)
+        url = f"{request.param}://{name}/corpus"
+    with FaultProxy(server.url) as proxy:
+        yield Place(proxy, url, server.options(proxy.url))
 
 
 def read(file):
@@ -114,9 +125,11 @@ def test_a_stalled_stream_is_ended_and_taken_up_again(place):
 def test_a_fault_that_does_not_pass_is_an_error_in_time(place, fault, caplog):
     caplog.set_level(logging.DEBUG, "shardloader")
     place.file(Fault(kind="status") if fault == "503" else Fault(kind=fault))
+    # What is broken off is asked for up to three times, a second apart, by Azure's own client.
+    num_tried, each = (1, 3) if place.scheme == "az" else (3, 1)
     with pytest.raises(StoreError, match=r"a\.tar") as caught:
-        read(place.file_of(stall_s=0.3 if fault == "stall" else HANG_S))
-    assert place.proxy.counts()["requests"] in {3, 4}  # bodies that are short are asked for thrice
+        read(place.file_of(stall_s=0.3 if fault == "stall" else HANG_S, attempts=num_tried))
+    assert num_tried <= place.proxy.counts()["requests"] <= 3 * each
     shown = f"{caught.value} {caplog.text}"
     assert "s3cretToken" not in shown
     assert "t3stingSecret" not in shown
@@ -159,6 +172,8 @@ def test_after_credentials_expire_a_new_client_goes_on_at_the_offset(place, capl
 
 
 def test_another_etag_is_another_version(place):
+    if place.scheme == "gs":
+        pytest.skip("its etag is in the body of an answer, which the proxy leaves as it is")
     file = place.file(Fault(kind="changed", method="HEAD", after=1))
     first = file.status()
     assert file.status().version != first.version

@@ -113,6 +113,21 @@ def test_indexing_a_remote_folder_gives_what_indexing_a_local_copy_gives(bare, t
     ]
 
 
+@pytest.mark.parametrize("kind", ["s3", "gcs", "azurite", "hub"])
+def test_shards_on_real_stores_are_indexed_where_they_lie(kind, request, tmp_path, local):
+    found, folder, more = request.getfixturevalue(kind), tmp_path / "bare", {}
+    folder.mkdir()
+    for name in NAMES:
+        (folder / name).write_bytes((kept_corpus(COUNTS) / name).read_bytes())
+    url, options = found.put_folder("bare", folder), found.options()
+    if kind == "hub":
+        with pytest.raises(UsageError, match=r"each would be a commit: give index_dir="):
+            index_remote(url, storage_options=options, progress=False)
+        more["index_dir"] = tmp_path / "indexes"
+    index_remote(url, storage_options=options, progress=False, **more)
+    assert contents(make(url, cache=None, storage_options=options, **more)) == local
+
+
 def test_indexes_of_a_remote_folder_may_lie_in_a_local_one(server, tmp_path, local):
     names = [path.name for path in server.folder.iterdir()]
     for name in names:

@@ -1,15 +1,18 @@
 """Every store keeps one contract, whatever its protocol: what a file is, and what an error says.
 
-Local files, fsspec's memory, nginx with and without ranges, and an S3 server.
+Local files, fsspec's memory, nginx with and without ranges, and servers of S3, Google's storage,
+Azure's blobs and the Hugging Face Hub.
 """
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing
 import os
 import pickle
 import shutil
+import ssl
 import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
@@ -19,10 +22,12 @@ from urllib.parse import quote
 import fsspec
 import pytest
 
-from shardloader.errors import MissingExtraError, WorldError
+from shardloader.errors import MissingExtraError, StoreError, UsageError, WorldError
 from shardloader.reading import remote
 from shardloader.reading.remote import Store
 from tests.reading.origins import FORK
+from tests.servers.azurite import KEY
+from tests.servers.hub import OWNER, TOKEN
 
 CONTENT = bytes(range(256)) * 40
 NAMES = (
@@ -81,21 +86,38 @@ class InMemory(Place):
 class InHttp(InFolder):
     secrets = ("p4ssw0rd", "qu3ry", "t0ken")
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, **options: object) -> None:
         url = f"{url.replace('://', '://user:p4ssw0rd@')}?key=qu3ry"
-        super().__init__(folder, url, headers={"X-Token": "t0ken"})
+        super().__init__(folder, url, headers={"X-Token": "t0ken"}, **options)
 
 
-class InS3(Place):
-    secrets = ("t3stingSecret",)
+class InBucket(Place):
+    """Of a server that has buckets, or what it calls so."""
 
-    def __init__(self, server, bucket: str) -> None:
+    secrets = ("t3stingSecret", KEY)
+
+    def __init__(self, server, bucket: str, url: str) -> None:
         self._server, self._bucket = server, bucket
         server.put(bucket)
-        super().__init__(Store(f"s3://{bucket}/corpus", server.options()))
+        super().__init__(Store(f"{url}/corpus", server.options()))
 
     def put(self, name: str, data: bytes) -> None:
         self._server.put(self._bucket, f"corpus/{name}", data)
+
+
+class InHub(Place):
+    secrets = (TOKEN,)
+
+    def __init__(self, server, repo: str) -> None:
+        self._server, self._repo = server, repo
+        server.put(repo, "README.md", b"A dataset")
+        super().__init__(Store(f"hf://datasets/{OWNER}/{repo}/corpus", server.options()))
+
+    def put(self, name: str, data: bytes) -> None:
+        self._server.put(self._repo, f"corpus/{name}", data)
+
+
+BUCKETS = {"s3": ("s3", "s3"), "gs": ("gcs", "gs"), "az": ("azurite", "az")}
 
 
 @pytest.fixture(autouse=True)
@@ -103,22 +125,27 @@ def _small_pieces(monkeypatch):
     monkeypatch.setattr(remote, "PIECE_BYTES", PIECE)
 
 
-@pytest.fixture(params=["file", "memory", "http", "http without ranges", "s3"])
+@pytest.fixture(params=["file", "memory", "http", "http without ranges", "https", *BUCKETS, "hf"])
 def place(request, tmp_path):
     number = next(_numbers)
     if request.param == "file":
         yield InFolder(tmp_path / "corpus", f"file://{tmp_path}/corpus")
     elif request.param == "memory":
         yield InMemory(Store(f"memory://contract/{number}"))
-    elif request.param == "s3":
-        pytest.importorskip("s3fs")
-        yield InS3(request.getfixturevalue("s3"), f"contract-{number}")
+    elif request.param == "hf":
+        yield InHub(request.getfixturevalue("hub"), f"contract-{number}")
+    elif request.param in BUCKETS:
+        fixture, scheme = BUCKETS[request.param]
+        name = f"contract-{number}"
+        yield InBucket(request.getfixturevalue(fixture), name, f"{scheme}://{name}")
     else:
         pytest.importorskip("aiohttp")
-        nginx = request.getfixturevalue("nginx")
+        is_safe = request.param == "https"
+        nginx = request.getfixturevalue("nginx_tls" if is_safe else "nginx")
+        options = {"ssl": str(nginx.authority)} if is_safe else {}
         kind = "whole" if "without" in request.param else "ranges"
         folder = nginx.folder / f"contract-{number}"
-        yield InHttp(folder, f"{nginx.url}/{kind}/{quote(folder.name)}")
+        yield InHttp(folder, f"{nginx.url}/{kind}/{quote(folder.name)}", **options)
         shutil.rmtree(folder)
 
 
@@ -201,6 +228,26 @@ def test_a_forked_process_reads_what_its_parent_has_read(place):
     assert file.whole() == CONTENT
 
 
+def test_a_forked_process_leaves_its_parents_connections_alone(place):
+    """It lets go of what it inherits, and the parent waits for no answer in vain."""
+    place.put("a.tar", CONTENT)
+    store = Store(place.store._url, {**place.store._options, "patience": {"stall_s": 5}})
+    file = store.at("a.tar")
+
+    def let_go():
+        store._client = None
+        gc.collect(1)  # of what is young, as the client is
+        os._exit(0)
+
+    assert file.whole() == CONTENT
+    process = FORK.Process(target=let_go)
+    process.start()
+    process.join(HANG_S)
+    assert process.exitcode == 0
+    assert file.whole() == CONTENT
+    assert store.counts.now.retries == 0
+
+
 def read_whole(store, name):
     return store.at(name).whole()
 
@@ -211,6 +258,19 @@ def test_a_store_travels_to_a_spawned_process(place, spawned):
     place.put("a b.tar", CONTENT)
     store = pickle.loads(pickle.dumps(place.store))
     assert spawned.submit(read_whole, store, "a b.tar").result(HANG_S) == CONTENT
+
+
+def test_a_server_whose_certificate_nobody_vouches_for_is_refused_at_once(nginx_tls, tmp_path):
+    pytest.importorskip("aiohttp")
+    (nginx_tls.folder / "a.tar").write_bytes(CONTENT)
+    url = f"{nginx_tls.url}/ranges"
+    with pytest.raises(StoreError, match=r"would not at another attempt .*CERTIFICATE_VERIFY"):
+        Store(url).at("a.tar").whole()
+    own = ssl.create_default_context(cafile=nginx_tls.authority)
+    assert Store(url, {"ssl": own}).at("a.tar").whole() == CONTENT
+    with pytest.raises(UsageError, match=r"storage_options=") as caught:
+        Store(url, {"ssl": str(tmp_path / "none.pem")}).at("a.tar").whole()
+    assert caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize(

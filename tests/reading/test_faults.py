@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ssl
 
 import pytest
 
@@ -68,6 +69,13 @@ def of_class(name):
         (of_class("NoCredentialsError"), Trouble.DENIED),
         (of_class("IncompleteRead"), Trouble.PASSING),
         (ValueError("nonsense"), Trouble.LASTING),
+        (OSError("Forbidden: https://host/b/o\nno access"), Trouble.DENIED),
+        (of_class("RefreshError"), Trouble.DENIED),
+        (of_class("TransportError"), Trouble.PASSING),
+        (of_class("JSONDecodeError"), Trouble.PASSING),
+        (wrapped(of_class("IncompleteReadError"), of_class("HttpResponseError")), Trouble.PASSING),
+        (wrapped(ssl.SSLCertVerificationError(), of_class("TransportError")), Trouble.LASTING),
+        (ValueError("Required Content-Range response header is missing"), Trouble.PASSING),
     ],
     ids=lambda value: (
         value.name

@@ -133,7 +133,9 @@ def test_over_s3_too_and_the_clients_own_attempts_are_off():
         "max_pool_connections": 3,
         "retries": {"max_attempts": 0},
     }
-    assert client_options("gs", {"token": "anon"}, Patience()) == {"token": "anon"}
+    given = {"project": "mine", "requests_timeout": 9}
+    assert client_options("gs", given, Patience()).items() >= given.items()
+    assert client_options("ftp", {"host": "h"}, Patience()) == {"host": "h"}
 
 
 def test_a_server_that_says_when_is_asked_again_then(server, monkeypatch):

@@ -14,10 +14,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from tests.servers.processes import HANG_S
+from tests.servers.processes import HANG_S, kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.servers.certificates import Certificate
 
 # One process, that can read what its user can; nothing outside the folder is written.
 CONFIG: Final = """
@@ -28,15 +30,13 @@ http {{
   client_body_temp_path {home}/body; proxy_temp_path {home}/proxy;
   fastcgi_temp_path {home}/fastcgi; uwsgi_temp_path {home}/uwsgi; scgi_temp_path {home}/scgi;
   server {{
-    listen 127.0.0.1:{port} backlog=1024;
+    listen 127.0.0.1:{port} backlog=1024{tls};
     location /ranges/ {{ alias {folder}/; }}
     location /whole/ {{ alias {folder}/; max_ranges 0; }}
     location / {{ root {folder}; }}
   }}
 }}
 """
-# It ends when its input does: with whoever started it, also one that was killed.
-_KEPT: Final = 'exec 3<&0; "$@" </dev/null & server=$!; cat <&3 >/dev/null; kill $server; wait'
 _ATTEMPTS: Final = 5
 
 
@@ -46,25 +46,34 @@ def nginx_path() -> str | None:
 
 
 @contextmanager
-def nginx_server(folder: Path) -> Iterator[str]:
-    """Serve a folder's files below `ranges/` and, without ranges, below `whole/`; give the URL."""
+def nginx_server(folder: Path, certificate: Certificate | None = None) -> Iterator[str]:
+    """Serve a folder's files below `ranges/` and, without ranges, below `whole/`; give the URL.
+
+    With a certificate it speaks https, and nothing else.
+    """
     with TemporaryDirectory(prefix="nginx-") as home:
-        process, port = _started(folder, Path(home))
+        process, port = _started(folder, Path(home), certificate)
         try:
-            yield f"http://127.0.0.1:{port}"
+            yield f"http{'s' if certificate else ''}://127.0.0.1:{port}"
         finally:
             process.communicate(timeout=HANG_S)
 
 
-def _started(folder: Path, home: Path) -> tuple[subprocess.Popen[bytes], int]:
+def _started(
+    folder: Path, home: Path, certificate: Certificate | None
+) -> tuple[subprocess.Popen[bytes], int]:
+    tls = ""
+    if certificate is not None:
+        _, server, key = certificate
+        tls = f" ssl; ssl_certificate {server}; ssl_certificate_key {key}"
     for _ in range(_ATTEMPTS):  # another process may take the port that was free
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         config = home / "nginx.conf"
-        config.write_text(CONFIG.format(home=home, port=port, folder=folder))
+        config.write_text(CONFIG.format(home=home, port=port, folder=folder, tls=tls))
         command = [nginx_path() or "nginx", "-c", str(config), "-p", str(home), "-e", "stderr"]
         process = subprocess.Popen(
-            ["sh", "-c", _KEPT, "nginx", *command],
+            kept(*command),
             stdin=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )

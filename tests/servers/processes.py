@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 
 HANG_S: Final = 60
 ROOT: Final = Path(__file__).parents[2]
+# It ends when its input does: with whoever started it, also one that was killed.
+_KEPT: Final = 'exec 3<&0; "$@" </dev/null & server=$!; cat <&3 >/dev/null; kill $server; wait'
+
+
+def kept(*command: str) -> list[str]:
+    """The command line of a server that knows nothing of its input, so that it ends with that."""
+    return ["sh", "-c", _KEPT, "sh", *command]
 
 
 @contextmanager

@@ -271,7 +271,7 @@ class _Exchange:
         self._head = head
         self._method = method
         self._path = unquote(target.partition("?")[0]).lstrip("/")
-        self._span = head.get("Range")
+        self._span = head.get("Range") or head.get("x-ms-range")  # as Azure's clients call it
         self._fault = proxy.deal(method, self._path, self._span)
         self._status = 0
         self._sent = 0

@@ -274,7 +274,8 @@ def _in_store(store: Store) -> list[InputFile]:
         client.invalidate_cache()
         try:
             listed = client.find(url, detail=True)
-            listed = listed or {client._strip_protocol(url): client.info(url)}  # noqa: SLF001
+            if not isinstance(listed, dict) or not listed:  # adlfs lists a file as a list of one
+                listed = {client._strip_protocol(url): client.info(url)}  # noqa: SLF001
         except FileNotFoundError as error:
             if trouble_of(error) is not Trouble.MISSING:
                 raise
