@@ -140,6 +140,11 @@ class SortedRuns:
         return {}
 
     @property
+    def chosen(self) -> tuple[tuple[str, str], ...]:
+        """Nothing: that was done when they were written."""
+        return ()
+
+    @property
     def beside(self) -> dict[str, bytes]:
         """Nothing."""
         return {}

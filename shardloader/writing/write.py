@@ -9,6 +9,7 @@ it would have been.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -19,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shardloader.errors import SampleError, UsageError
-from shardloader.reading.source import SHARD_SUFFIXES
+from shardloader.format.index import SampleIndex
+from shardloader.reading.source import INDEX_SUFFIX, SHARD_SUFFIXES
 from shardloader.writing.chunks import CHUNK_BYTES, Recipe
 from shardloader.writing.destination import REFUSED_NAME, Destination
 from shardloader.writing.filling import Shop
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
     from shardloader.writing.layout import Closed, Placed
     from shardloader.writing.shard_file import FinishedShard
     from shardloader.writing.sources.base import Part, Source, Survey
+
+_log = logging.getLogger("shardloader")
 
 _RUNS_NAME = "runs"
 _MAX_RUN_BYTES = 128 << 20
@@ -244,6 +248,7 @@ class _Write:
         self._spill: Spill | None = None
         self._refusals: Refusals | None = None
         self._num_temporary_bytes = 0
+        self._fields = set[str]()  # of the samples that were written now
         self._where: dict[int, str] = {}  # of each part, for messages
 
     def run(self) -> Written:
@@ -266,6 +271,7 @@ class _Write:
         if not self._shards:
             self._spill = None  # there is nothing to go on from
             raise nothing_to_write(self._num_left_out, refusals.count, refusals.first)
+        self._tell_what_was_not_met()
         for name, data in job.source.beside.items():
             self._place.publish(name, data)
         if refusals.size_bytes:
@@ -284,6 +290,24 @@ class _Write:
             num_left_out=self._num_left_out,
             num_temporary_bytes=self._num_temporary_bytes,
         )
+
+    def _tell_what_was_not_met(self) -> None:
+        """Log the fields that were asked for and that no sample has: often their names are wrong.
+
+        Not an error: rows may well lack a column that others have.
+        """
+        wanted = dict(self._job.source.chosen)
+        for line in self._lines:
+            if wanted.keys() <= self._fields:
+                return
+            name = f"{line.shard.name}{INDEX_SUFFIX}"
+            data = self._place.read(name) or b""
+            self._fields.update(SampleIndex.from_buffer(data, name=name).fields)
+        for field, taken in wanted.items():
+            if field not in self._fields:
+                _log.warning(
+                    "no sample has the field %r: no input has a value for %r", field, taken
+                )
 
     def abandon(self) -> None:
         """Leave what a later run can go on with, and nothing else."""
@@ -480,4 +504,6 @@ class _Write:
             refusals.sync()
             line = Line(shard=sealed.finished, **ended._asdict())
             self._destination.publish_shard(sealed, line, keep=refusals.path)
+            name = f"{sealed.finished.name}{INDEX_SUFFIX}"
+            self._fields.update(SampleIndex.from_buffer(sealed.index, name=name).fields)
             self._shards.append(sealed.finished)

@@ -85,6 +85,11 @@ class Source(Protocol):
         ...
 
     @property
+    def chosen(self) -> tuple[tuple[str, str], ...]:
+        """The fields that are asked for, each with what it is taken from; () where none is."""
+        ...
+
+    @property
     def beside(self) -> dict[str, bytes]:
         """Files to publish beside the manifest, by name."""
         ...

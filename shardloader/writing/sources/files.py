@@ -89,6 +89,11 @@ class FileSource:
         return {"kind": self.kind, "choice": self._choice.about}
 
     @property
+    def chosen(self) -> tuple[tuple[str, str], ...]:
+        """The fields that are asked for, and the columns or fields that they are taken from."""
+        return self._choice.pairs
+
+    @property
     def beside(self) -> dict[str, bytes]:
         """Nothing."""
         return {}

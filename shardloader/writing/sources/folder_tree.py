@@ -106,6 +106,11 @@ class FolderTree:
         }
 
     @property
+    def chosen(self) -> tuple[tuple[str, str], ...]:
+        """The fields that are asked for, and those that they are taken from."""
+        return self._choice.pairs
+
+    @property
     def class_map(self) -> dict[str, int] | None:
         """The number of each class, where the folders at the top are classes."""
         if self._asked_classes is None:
@@ -136,11 +141,13 @@ class FolderTree:
         """Walk the tree without reading a file."""
         survey = Survey()
         num_samples = 0
+        fields = set[str]()
         for found in self._walk():
             if isinstance(found, TreeSample):
                 num_samples += 1
                 for file in found.files:
                     survey.saw(file.path, file.size, file.changed)
+                    fields.add(file.field)
             else:
                 survey.skipped += found.skipped
                 survey.num_not_included += found.num_not_included
@@ -151,7 +158,18 @@ class FolderTree:
                 f"({len(survey.skipped)} paths skipped, {survey.num_not_included} files not "
                 "included)"
             )
+        self._check_chosen(fields)
         return survey
+
+    def _check_chosen(self, fields: set[str]) -> None:
+        """Raise UsageError for a field that is asked for and that no sample has."""
+        known = fields if self.class_map is None else fields | {"cls"}
+        for _, taken in self._choice.pairs:
+            if taken not in known:
+                raise UsageError(
+                    f"a field that is chosen is one that some sample has: none below "
+                    f"{self._tree.shown!r} has {taken!r}; they have {sorted(known)}"
+                )
 
     def parts(self) -> Iterator[Part]:
         """Cut the tree into stretches of samples."""

@@ -91,6 +91,11 @@ class JsonLines(FileSource):
                 return Refused("", where, f"the row has no {self._choice.key!r}, which is the key")
             key = key_of(row[self._choice.key])
         fields = self._choice.of_row(row) if self._choice.pairs else {"json": text}
+        if not fields:
+            wanted = [column for _, column in self._choice.pairs]
+            return Refused(
+                str(key), where, f"the row has none of the columns {wanted}; it has {list(row)}"
+            )
         return {"__key__": key, **fields}
 
 

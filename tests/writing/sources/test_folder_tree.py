@@ -242,6 +242,25 @@ def test_fields_are_chosen_and_renamed(tmp_path: Path) -> None:
     ]
 
 
+def test_a_chosen_field_that_no_file_is_of_is_wrong_use_and_nothing_is_written(
+    tmp_path: Path,
+) -> None:
+    source = tree(tmp_path / "source", ["cat/a.jpg", "cat/b.jpeg", "dog/a.jpg"])
+    typo = parse_choice(None, ["jgp", "jpg"])
+    with pytest.raises(UsageError, match=r"none below .* has 'jgp'; they have \['jpeg', 'jpg'\]"):
+        write_shards(FolderTree(source, choice=typo), tmp_path / "out")
+    with pytest.raises(UsageError, match=r"has 'jgp'; they have \['cls', 'jpeg', 'jpg'\]"):
+        write_shards(FolderTree(source, choice=typo, classes="by name"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    some = FolderTree(source, choice=parse_choice(None, ["jpeg", "cls"]), classes="by name")
+    write_shards(some, tmp_path / "out")
+    assert [sorted(fields) for _, fields in read_dataset(tmp_path / "out")] == [
+        ["cls"],
+        ["cls", "jpeg"],
+        ["cls"],
+    ]
+
+
 def test_class_folders_are_numbered_in_byte_order_and_told_beside_the_manifest(tmp_path) -> None:
     paths = ["dog/1.jpg", "cat/1.jpg", "cat/deep/2.jpg", "Zebra/1.jpg", "loose.jpg", "cat/1.cls"]
     source = tree(tmp_path / "source", paths)

@@ -25,6 +25,7 @@ from shardloader.errors import (
     WorldError,
 )
 from shardloader.reading.decode import resolve
+from shardloader.writing.destination import Destination
 from shardloader.writing.sources import jsonl_files
 from shardloader.writing.sources.arrow_files import ArrowRows
 from shardloader.writing.sources.csv_files import CsvRows
@@ -365,3 +366,58 @@ def test_a_first_line_that_is_no_csv_is_wrong_use(tmp_path: Path) -> None:
 def test_a_store_that_is_not_known_here_is_wrong_use() -> None:
     with pytest.raises(UsageError, match="Protocol not known"):
         JsonLines(["odd-store://bucket/a.jsonl"])
+
+
+def test_a_line_with_none_of_the_columns_is_refused_with_those_that_it_has(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": "a", "text": "x"}\n')
+    source = JsonLines([str(tmp_path)], choice=parse_choice("id", ["txt=tekst"]))
+    (told,) = refused(items(source))
+    assert told.startswith(f"{tmp_path}/a.jsonl, line 1: ")
+    assert told.endswith("has none of the columns ['tekst']; it has ['id', 'text']")
+
+
+def _told(source: Source, folder: Path, caplog: pytest.LogCaptureFixture, **options: Any) -> Any:
+    caplog.clear()
+    write_shards(source, folder, **options)
+    return [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "tar"])
+def test_a_chosen_field_that_no_sample_has_is_told(tmp_path: Path, caplog, kind: str) -> None:
+    rows = [{"id": "a", "t": "x"}, {"id": "b", "t": "y", "c": "z"}, {"id": "c", "t": None, "c": ""}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [str(tmp_path)]
+    if kind == "tar":
+        both = parse_choice("id", ["t.txt=t", "c.txt=c"])
+        write_shards(JsonLines(words, choice=both), tmp_path.parent / "tars")
+        words = [str(tmp_path.parent / "tars")]
+    name = "{}.txt" if kind == "tar" else "{}"
+    key = None if kind == "tar" else "id"
+
+    def choosing(*columns: str) -> Source:
+        pairs = [f"{column}.txt={name.format(column)}" for column in columns]
+        return open_source(words, choice=parse_choice(key, pairs))
+
+    out = tmp_path.parent
+    some = {"max_samples": 1}
+    assert _told(choosing("t", "c"), out / "all", caplog, **some) == []
+    wrong = f"no sample has the field 'x.txt': no input has a value for {name.format('x')!r}"
+    assert _told(choosing("t", "x", "c"), out / "one", caplog, **some) == [wrong]
+    assert _told(choosing("t", "x", "c"), out / "mixed", caplog, shuffle=0) == [wrong]
+
+
+def test_fields_of_shards_that_were_kept_are_not_missed(
+    tmp_path: Path, caplog, monkeypatch
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"t": "x"}\n{"t": "y", "c": "z"}\n')
+    source = JsonLines([str(tmp_path)], choice=parse_choice(None, ["t.txt=t", "c.txt=c", "d=d"]))
+
+    def fail(*_: Any) -> None:
+        raise WorldError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Destination, "publish_manifest", fail)
+        with pytest.raises(WorldError):
+            write_shards(source, tmp_path.parent / "out", max_samples=1)
+    told = _told(source, tmp_path.parent / "out", caplog, max_samples=1)
+    assert told == ["no sample has the field 'd': no input has a value for 'd'"]
