@@ -21,7 +21,7 @@ from shardloader.dataset.collate import collate, join_field, stack
 from shardloader.dataset.recipe import GROUP_VALID, META
 from shardloader.dataset.samples import Columns
 from shardloader.dataset.skipping import Carrier, Filler
-from shardloader.errors import UsageError
+from shardloader.errors import UsageError, WorldError
 from shardloader.order.schedule import Schedule
 from shardloader.order.substitutes import candidates
 from shardloader.reading.diary import Stage
@@ -286,8 +286,11 @@ class BatchMaker:
         )
 
     def _wonder_at(self, error: Exception | None) -> None:
-        """Say once that columns failed where samples did not: right, and needlessly slow."""
-        if error is not None and not self._has_wondered:
+        """Say once that columns failed where samples did not: right, and needlessly slow.
+
+        Of a WorldError nothing is said: what failed outside, a full disk say, may go at once after.
+        """
+        if error is not None and not isinstance(error, WorldError) and not self._has_wondered:
             self._has_wondered = True
             logger.warning(
                 "samples were read one by one, which is slower, since reading them together raised "

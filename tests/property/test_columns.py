@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import shardloader as sl
 from shardloader.dataset import batches, samples
+from shardloader.errors import CacheError
 from shardloader.loader import stream
 from shardloader.loader.read_ahead import read_ahead
 from shardloader.reading.decode import decode_json
@@ -294,6 +295,16 @@ def test_columns_that_fail_where_the_samples_are_good_are_wondered_at_once(monke
     wondered = [each for each in caplog.messages if "one by one" in each]
     assert len(wondered) == 1
     assert "raised ZeroDivisionError" in wondered[0]
+
+
+def test_columns_that_fail_for_want_of_room_are_no_wonder(monkeypatch, caplog):
+    def fail(*_):
+        raise CacheError("no space left on device")
+
+    monkeypatch.setattr(samples.SampleReader, "_column", fail)
+    loader = loader_of(kept_corpus((9, 8)), batch_size=2)
+    assert each_once(valid_of(loader), 17)
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("batch_size", [3, 4, 7, 48])
