@@ -27,8 +27,14 @@ from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.planning.spread import Spread
 from shardloader.reading.catalog import MAX_CHECKED_SHARDS, Catalog, check
 from shardloader.reading.entry import Entry
-from shardloader.reading.indexing import index_at, joined, manifest_of_indexes, read_manifest
-from shardloader.reading.remote_source import no_manifest, place_of
+from shardloader.reading.indexing import (
+    index_at,
+    joined,
+    manifest_of_indexes,
+    no_manifest,
+    read_manifest,
+)
+from shardloader.reading.remote_source import place_of
 from shardloader.reading.source import find_shards
 
 if TYPE_CHECKING:

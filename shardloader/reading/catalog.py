@@ -21,9 +21,10 @@ from shardloader.reading.indexing import (
     index_on_first_use,
     manifest_at,
     manifest_of_indexes,
+    no_manifest,
     read_manifest,
 )
-from shardloader.reading.remote_source import no_manifest, place_of
+from shardloader.reading.remote_source import place_of
 from shardloader.reading.source import Source, earlier_manifest_name, find_shards
 from shardloader.reading.store import read_file
 

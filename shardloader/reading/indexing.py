@@ -38,6 +38,7 @@ from shardloader.reading.entry import Entry, current_entry, index_shard
 from shardloader.reading.source import (
     INDEX_SUFFIX,
     MANIFEST_NAME,
+    SHARD_SUFFIXES,
     UNFINISHED_NAME,
     Source,
     find_shards,
@@ -134,11 +135,37 @@ def index_on_first_use(
 
 def _refuse_unfinished(place: Source) -> None:
     if place.names is None and (Path(place.root) / UNFINISHED_NAME).exists():
-        raise UsageError(
-            f"{place.location}: a writer was broken off here, or still writes: finish it, or write "
-            "anew with overwrite=True; to take the shards that are there as the dataset, run "
-            "`shardloader index`"
-        )
+        raise _unfinished(place)
+
+
+def _unfinished(place: Source) -> UsageError:
+    return UsageError(
+        f"{place.location}: a writer was broken off here, or still writes: finish it, or write "
+        "anew with overwrite=True; to take the shards that are there as the dataset, run "
+        "`shardloader index`"
+    )
+
+
+def no_manifest(place: Source) -> UsageError:
+    """The error of a remote folder that can't be read for want of a manifest.
+
+    The store is asked whether a writer has not finished there.
+    """
+    if place.store is not None and _is_unfinished(place.store):
+        return _unfinished(place)
+    where = "" if place.index_store is not None else f" --index-dir {place.index_root}"
+    return UsageError(
+        f"{place.location}: a folder on a remote store is read by its manifest, and there is no "
+        f"{place.manifest_path}: make it with `shardloader index {place.location}{where}`"
+    )
+
+
+def _is_unfinished(store: Store) -> bool:
+    try:
+        store.at(UNFINISHED_NAME).status()
+    except WorldError:  # not there; or refused, as a web server may refuse hidden files
+        return False
+    return True
 
 
 def existing_manifest(place: Source, cache: Cache | None) -> Manifest | None:
@@ -457,9 +484,17 @@ def _entry_of_index(place: Source, name: str) -> Entry:
     if index is None:
         raise UsageError(
             f"{place.index_path(name)}: shards in a list of URLs have their indexes beside them, "
-            "and this one is not there: make them with `shardloader index` and the same URLs"
+            f"and this one is not there: {_way_to_index(name)}"
         )
     return Entry.of(index)
+
+
+def _way_to_index(name: str) -> str:
+    if "*" in name:
+        return "* stands for nothing in a URL: give the folder, or a brace pattern"
+    if not name.endswith(SHARD_SUFFIXES):
+        return "if it is a folder, give one folder, or list the shards in it"
+    return "make them with `shardloader index` and the same URLs"
 
 
 def index_at(place: Source, name: str) -> SampleIndex | None:

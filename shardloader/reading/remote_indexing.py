@@ -28,6 +28,7 @@ from shardloader.format.agreeing import outermost_headers, outermost_hold
 from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.reading.clients import HUB
 from shardloader.reading.entry import Entry
+from shardloader.reading.faults import MissingFileError
 from shardloader.reading.indexing import (
     available_cpus,
     first_of,
@@ -121,6 +122,8 @@ def find_remote_shards(store: Store) -> tuple[str, ...]:
 
     try:
         names = store.ask(listed, shown=store.name)
+    except MissingFileError:
+        raise  # there is no such bucket
     except WorldError as error:
         raise type(error)(
             f"{error}: to be indexed a folder is listed, and this one can't be: give its shards as "

@@ -140,12 +140,3 @@ def _parts(url: str) -> tuple[str, str, str]:
     scheme, _, rest = before.partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}://{host}", slash + path, mark + query
-
-
-def no_manifest(place: Source) -> UsageError:
-    """The error of a remote folder that can't be read for want of a manifest."""
-    where = "" if place.index_store is not None else f" --index-dir {place.index_root}"
-    return UsageError(
-        f"{place.location}: a folder on a remote store is read by its manifest, and there is no "
-        f"{place.manifest_path}: make it with `shardloader index {place.location}{where}`"
-    )

@@ -17,8 +17,8 @@ from shardloader.errors import ManifestError, UsageError, WorldError
 from shardloader.format.comparing import Listed
 from shardloader.format.findings import FAULT, Finding
 from shardloader.reading.crew import Killed, work_through
-from shardloader.reading.indexing import read_manifest
-from shardloader.reading.remote_source import no_manifest, place_of
+from shardloader.reading.indexing import no_manifest, read_manifest
+from shardloader.reading.remote_source import place_of
 from shardloader.reading.shard_check import CheckedShard, ShardToCheck, check_shard
 from shardloader.reading.source import INDEX_SUFFIX, UNFINISHED_NAME, find_shards
 

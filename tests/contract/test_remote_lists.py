@@ -10,9 +10,10 @@ import pytest
 
 import shardloader as sl
 from shardloader.cli import main
-from shardloader.errors import ShardError, StoreError, UsageError
+from shardloader.errors import ShardError, StoreError, UsageError, WorldError
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.remote_indexing import index_remote
+from shardloader.reading.source import UNFINISHED_NAME
 from tests.contract.test_remote_sources import make, upload
 from tests.corpora import contents, kept_corpus, make_corpus
 from tests.reading.http_store import HttpStore
@@ -225,3 +226,31 @@ def test_options_of_a_store_are_refused_for_local_data(tmp_path, capsys):
     for command in ("index", "info", "verify", "show", "bench"):
         assert main([command, str(tmp_path / "c"), "--storage-options", '{"a": 1}']) == 2
         assert "--storage-options" in capsys.readouterr().err
+
+
+def test_a_folder_whose_writer_has_not_finished_is_said_to_be_so(bare):
+    fsspec.filesystem("memory").pipe_file(f"{bare}/{UNFINISHED_NAME}", b"{}")
+    with pytest.raises(UsageError, match="a writer was broken off here, or still writes"):
+        open_catalog(bare)
+    assert main(["info", bare]) == 2
+    assert main(["verify", bare]) == 2
+    index_remote(bare)  # to take what is there
+    assert open_catalog(bare).manifest.num_samples == sum(COUNTS)
+
+
+@pytest.mark.parametrize(
+    ("names", "way_out"),
+    [
+        (["a/*.tar"], r"\* stands for nothing in a URL: give the folder"),
+        (["a", "b"], "give one folder, or list the shards in it"),
+        ([f"a/{NAMES[0]}"], "make them with `shardloader index`"),
+    ],
+)
+def test_what_a_list_of_urls_lacks_is_told_with_the_way_out(bare, names, way_out):
+    with pytest.raises(UsageError, match=way_out):
+        open_catalog([f"{bare}/{name}" for name in names], cache=None)
+
+
+def test_a_bucket_that_is_not_there_is_said_to_be_so_by_index(s3):
+    with pytest.raises(WorldError, match=r"NoSuchBucket.*right URL$"):
+        index_remote("s3://no-such-bucket/corpus", storage_options=s3.options())
