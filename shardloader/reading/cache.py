@@ -171,6 +171,15 @@ class Cache:
         """Map a file that is no tar, as `tar` does: its bytes are kept as they come."""
         return self._kept(origin, Use(make_way, PATIENCE_S, diary or Diary()), unpack=False)[0]
 
+    def tar_again(self, origin: Origin, version: str, *, diary: Diary) -> memoryview | None:
+        """Map the tar of a version that is known, as `tar` does; None if it is not here any more.
+
+        The origin is asked nothing.
+        """
+        found = CacheFolder(Path(self.folder)).open_cached(name_of(origin.identity, version))
+        diary.counts.add(cache_hits=int(found is not None))
+        return found
+
     def has(self, origin: Origin, version: str) -> bool:
         """Whether the file of a version of an origin is here; it may be gone the next moment."""
         return CacheFolder(Path(self.folder)).has(name_of(origin.identity, version))

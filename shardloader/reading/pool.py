@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from shardloader.errors import ManifestError, UsageError, WorldError
+from shardloader.errors import ManifestError, ShardLoaderError, UsageError, WorldError
 from shardloader.format.index import SampleIndex
 from shardloader.reading.by_ranges import RangeReader
 from shardloader.reading.cut_shard import cut_shard
 from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.prefetch import Prefetcher
 from shardloader.reading.ranged_shard import RangedShard
-from shardloader.reading.remote_shard import map_remote
+from shardloader.reading.remote_shard import map_remote, shard_of
 from shardloader.reading.shard import WAY_OUT, Shard
 from shardloader.reading.store import files_to_keep_open, map_file, publish
 from shardloader.reading.tars import index_of, map_tar, whole_of
@@ -83,6 +83,7 @@ class ShardPool:
         self._ahead = self._own_ahead if ahead is None else ahead
         self.ranges = self._range_reader() if reads_by_ranges else None
         self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._versions: dict[int, str] = {}  # of remote shards that were mapped
         self._lock = threading.Lock()
 
     def __getitem__(self, shard: int) -> Shard:
@@ -96,19 +97,35 @@ class ShardPool:
         # Unpacking may take long: threads that read other shards don't wait for it.
         opened: Shard | None = None
         with self._waiting(), self.diary.page.within(Stage.OPENING, shard) as page:
-            if ranges is not None and found is None:
+            if ranges is not None and found is None and not self._is_here(shard):
                 opened = ranges.open(shard)
             if opened is None and self._ahead is not None:
                 self._ahead.let_come(shard, page)
             if opened is None:
-                opened = _open_listed(
-                    self.catalog,
-                    shard,
-                    make_way=self._make_way,
-                    keep_damaged=self.keep_damaged,
-                    diary=self.diary,
-                )
+                opened = self._opened_whole(shard)
         return self._kept(shard, opened)
+
+    def _opened_whole(self, shard: int) -> Shard:
+        try:
+            return _open_listed(
+                self.catalog,
+                shard,
+                make_way=self._make_way,
+                keep_damaged=self.keep_damaged,
+                diary=self.diary,
+                versions=self._versions,
+            )
+        except ShardLoaderError:
+            self._versions.pop(shard, None)  # what lies there may be mended
+            raise
+
+    def _is_here(self, shard: int) -> bool:
+        """Whether a remote shard was mapped before, and is in the node's cache still."""
+        version, cache = self._versions.get(shard), self.catalog.cache
+        if version is None or cache is None:
+            return False
+        origin = shard_of(self.catalog.source, self.catalog.manifest, shard, self.diary)
+        return cache.has(origin, version)
 
     def _waiting(self) -> AbstractContextManager[None]:
         """While something is waited for: fetches ahead give way."""
@@ -137,7 +154,11 @@ class ShardPool:
         if self.ranges is None:
             return
         may_come = self.ranges.may_come
-        missing = [number for number in shards if number not in self._open and may_come(number)]
+        missing = [
+            number
+            for number in shards
+            if number not in self._open and may_come(number) and not self._is_here(number)
+        ]
         if len(missing) > 1:
             with self._waiting(), self.diary.page.within(Stage.OPENING, missing[0]):
                 found = self.ranges.open_all(missing[: self.max_open])
@@ -270,6 +291,7 @@ def _open_listed(
     make_way: Callable[[], None],
     keep_damaged: bool,
     diary: Diary,
+    versions: dict[int, str],
 ) -> Shard:
     if not 0 <= shard < catalog.num_shards:
         raise IndexError(f"shard {shard} of a dataset with {catalog.num_shards}")
@@ -280,7 +302,13 @@ def _open_listed(
             raise AssertionError
         source, manifest = catalog.source, catalog.manifest
         tar, index = map_remote(
-            source, manifest, shard, catalog.cache, make_way=make_way, diary=diary
+            source,
+            manifest,
+            shard,
+            catalog.cache,
+            make_way=make_way,
+            diary=diary,
+            versions=versions,
         )
     else:
         tar = map_tar(path, catalog.cache, make_way=make_way, diary=diary)

@@ -10,7 +10,8 @@ more, since it may have been damaged on the way, and then it is an error.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import xxhash
@@ -27,7 +28,7 @@ from shardloader.reading.store import map_file
 from shardloader.reading.tars import Tar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, MutableMapping
 
     from shardloader.format.manifest import Manifest
     from shardloader.reading.cache import Cache
@@ -45,13 +46,15 @@ _WAY_OUT = "put shards, indexes and manifest of one `shardloader write` or `inde
 class RemoteShard:
     """The origin of a remote shard's tar, with what the manifest says of the file.
 
-    tar_bytes: of the tar, as its index says; None where that was not looked at.
+    tar_bytes: of the tar, as its index says; None where that was not looked at. note: is told each
+    version that the store says.
     """
 
     file: RemoteFile
     file_bytes: int
     content_digest: str | None = None
     tar_bytes: int | None = None
+    note: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -74,6 +77,8 @@ class RemoteShard:
             if packing_of(first) is None:
                 check_beginning(first, shard=self.name)
             raise self._differs(f"has {status.size} bytes")
+        if self.note is not None:
+            self.note(status.version)
         return status.version
 
     def pieces(self) -> Iterator[bytes]:
@@ -199,12 +204,22 @@ def map_remote(
     *,
     make_way: Callable[[], None] | None = None,
     diary: Diary | None = None,
+    versions: MutableMapping[int, str] | None = None,
 ) -> tuple[Tar, SampleIndex]:
-    """Map a remote shard's tar and its index, fetched if they are not in the cache yet."""
+    """Map a remote shard's tar and its index, fetched if they are not in the cache yet.
+
+    versions: of the shards that were mapped before, by their numbers, and after this of this one.
+    The store is asked nothing of one that is in the cache still, as if it had stayed open.
+    """
     diary = diary or Diary()
     index = index_of_remote(source, manifest, shard, cache, make_way=make_way, diary=diary)
     remote = replace(shard_of(source, manifest, shard, diary), tar_bytes=index.shard_bytes)
-    data = _twice(lambda: cache.tar(remote, make_way=make_way, diary=diary))
+    versions = {} if versions is None else versions
+    known = versions.get(shard)
+    data = None if known is None else cache.tar_again(remote, known, diary=diary)
+    if data is None:
+        asked = replace(remote, note=partial(versions.__setitem__, shard))
+        data = _twice(lambda: cache.tar(asked, make_way=make_way, diary=diary))
     is_packed = index.compressed_bytes is not None
     called = unpacked_name(remote.name) if is_packed else remote.name
     return Tar(data, called, index.compressed_bytes, is_cached=True), index

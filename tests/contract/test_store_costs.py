@@ -98,6 +98,33 @@ def test_what_came_by_ranges_counts_as_well(
     assert told.store_received_bytes == proxy.counts()["bytes"]
 
 
+@pytest.mark.parametrize("by_range", [False, True])
+def test_a_shard_that_is_opened_again_from_the_cache_costs_no_request(
+    s3, proxy, tmp_path, by_range, monkeypatch
+):
+    """Where a reader can't keep open all that the window reaches over."""
+    monkeypatch.setattr(by_ranges, "LEAST_SHARD_BYTES", 0 if by_range else 1 << 30)
+    folder = kept_corpus(COUNTS)
+    url = s3.put_folder(f"again-{by_range}", folder)
+    sizes = sorted(shard.stat().st_size for shard in folder.glob("*.tar"))
+    room = 3 * sum(sizes)
+    assert room // 64 < sizes[1]  # sizes[0] is that of the one without samples
+    loader = loader_of(
+        url,
+        batch_size=2,
+        shuffle=sl.Shuffle(window=100),
+        cache=sl.Cache(tmp_path / "cache", max_bytes=room),
+        storage_options=s3.options(proxy.url),
+    )
+    assert each_once(valid_of(loader), sum(COUNTS))
+    before = loader.stats().reading
+    for _ in range(3):
+        assert each_once(valid_of(loader), sum(COUNTS))
+    now = loader.stats().reading.minus(before)
+    assert now.store_requests == 0
+    assert now.cache_hits > 3 * len(COUNTS)
+
+
 def test_a_dataset_of_very_many_shards_is_opened_with_a_handful_of_requests(s3, proxy, tmp_path):
     sizes = np.full(NUM_MANY, 10_240, dtype=np.int64)
     manifest = Manifest(
