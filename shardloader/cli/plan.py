@@ -46,7 +46,8 @@ sizes, so bytes are left out.
 Where shards come through the node's cache, as remote and compressed ones do, the least cache is
 what all readers of a node (workers, or ranks without any) may have open at once; a loader refuses
 one that is smaller. Compressed shards on a store count as they lie there until their indexes have
-been fetched. Room for the shards that come next makes it quicker, and best is room for all.
+been fetched. With the least, shards are fetched again and again; with room for those that the
+readers' windows reach over each is fetched once an epoch, and best is room for all.
 
 Figures are the least, the median and the most of all ranks or workers. Shard bytes are the sizes
 of the shards opened; sample bytes an estimate, each sample as large as its shard's mean. Where a

@@ -105,7 +105,8 @@ class Store:
     def __init__(
         self, url: str, options: Mapping[str, Any] | None = None, patience: Patience | None = None
     ) -> None:
-        self._url = url
+        scheme, mark, rest = url.partition("://")
+        self._url = f"{scheme.lower()}{mark}{rest}"  # fsspec knows them by small letters alone
         self._options = dict(options or {})
         given = self._options.pop(OPTION, None)
         self.patience = Patience.of(given) if patience is None else patience

@@ -150,6 +150,11 @@ def test_a_server_that_says_when_is_asked_again_then(server, monkeypatch):
         file_of(server).whole()
 
 
+def test_a_scheme_may_be_in_capitals():
+    assert Store("MEMORY://capitals").at("a").whole_if_there() is None
+    assert Store("MEMORY://capitals").at("a").url == "memory://capitals/a"
+
+
 def test_requests_bytes_and_retries_are_counted_where_they_are_made(server):
     store = file_of(server).store
     server.faults["GET", "corpus/a.tar"] = ["503"]
