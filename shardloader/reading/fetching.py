@@ -64,6 +64,7 @@ class Fetch:
         self.paused_s = 0.0
         self.is_given_up = False
         self.is_awaited = False  # by the reader itself
+        self.has_room = False
         self.is_over = False
         self.page: Page | None = None
         self._session = session
@@ -84,6 +85,10 @@ class Fetch:
                 break
             time.sleep(_PAUSE_S)
         self.paused_s += time.monotonic() - began
+
+    def took_room(self) -> None:
+        """Let the next one begin; see `Errand`."""
+        self._session.took_room(self)
 
 
 class Session:
@@ -236,6 +241,12 @@ class Session:
             depths = (depth for depth, need in self._needs.coming() if need.shard == shard)
             return next(depths, float("inf"))
 
+    def took_room(self, fetch: Fetch) -> None:
+        """Room is taken in the order of need: who comes after may take what is left."""
+        with self._changed:
+            fetch.has_room = True
+            self._changed.notify_all()
+
     def has_to_pause(self, shard: int) -> bool:
         """Whether the reader waits, and for what is needed sooner."""
         return self._waits > 0 and self.depth_of(shard) > 0
@@ -320,7 +331,7 @@ class Session:
             self._coming(self._folder.keys()),
             bound_bytes=self._share_bytes,
             pace=self._pace,
-            only_now=self._waits > 0,
+            only_now=self._waits > 0 or not all(each.has_room for each in self._fetches.values()),
         )
         if chosen is None:
             return None

@@ -61,6 +61,10 @@ class Errand(Protocol):
         """
         ...
 
+    def took_room(self) -> None:
+        """Note that the tar has its room, or the first of it where its size is not known yet."""
+        ...
+
 
 class _NoRoomError(Exception):
     """The cache's room is all in use."""
@@ -213,6 +217,8 @@ class Filling:
                     room = self._room(wanted)
                     if room >= least:
                         self._grow(part, min(room, wanted))
+                        if self._errand is not None and self._unpack:
+                            self._errand.took_room()
                         self._patience_s -= time.monotonic() - began
                         return
                 if time.monotonic() - began >= self._patience_s:

@@ -243,9 +243,11 @@ def test_what_is_needed_sooner_is_not_removed_for_what_is_needed_later(
     ahead.move_to(0, 1)
     session: Any = ahead._here
     eventually(lambda: session._has_no_room)
-    assert there(catalog) == {5, 2, 7}
+    eventually(lambda: there(catalog) == {5, 2, 7})  # the last may still be on its way
     ahead.move_to(2, 3)
-    eventually(lambda: there(catalog) == {7, 0, 1})
+    eventually(lambda: there(catalog) >= {7, 0})
+    ahead.move_to(3, 4)
+    eventually(lambda: there(catalog) >= {0, 1})
     ahead.stop()
     eventually(lambda: num_threads() == 0)
     assert set(store.gets([5, 2, 7, 0, 1]).values()) == {1}  # none before there was room for it
