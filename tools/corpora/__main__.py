@@ -25,10 +25,18 @@ def is_made(corpus: Corpus, work: Path, form: str) -> bool:
 
 
 def make(corpus: Corpus, work: Path, form: str) -> Path:
-    """Make the form unless it is made; returns its folder."""
+    """Make the form unless it is made; returns its folder.
+
+    Raises FileNotFoundError for another form than tar where that is not made.
+    """
     folder = corpus.folder(work, form)
     if is_made(corpus, work, form):
         return folder
+    if form != "tar" and not is_made(corpus, work, "tar"):
+        raise FileNotFoundError(
+            f"{form} is made from the shards, and {corpus.folder(work, 'tar')} has none: make them "
+            "first, with --form tar"
+        )
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     if form == "tar":
