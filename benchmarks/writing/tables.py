@@ -55,10 +55,12 @@ Every figure is the median of the rounds, with the least and the most; a target'
 median of the ratios in each round. Each measurement is a process
 of its own; rounds are interleaved. Samples are in memory, their fields as bytes, before the clock
 starts; `shardloader write` reads the corpus's shards instead, from the page cache. Before that each
-writes 64 samples, so that everything is imported. The clock runs
+writes 64 samples, so that everything is imported, and a file as long as the corpus is written and
+removed, so that nobody waits for memory that a virtual machine's host took back. The clock runs
 from the first sample to the closed dataset; CPU is user and system time of all threads and
 processes. shardloader brings every shard to disk (fsync) before it has its name, and makes digest
-and index; no other writer here does. webdataset and tarfile are given a quarter of the samples.
+and index; no other writer here does. webdataset, tarfile and
+those that compress are given a quarter of the samples.
 The template loop builds ustar headers from a template, and nothing else. Before the first round
 what each writer wrote of a tenth of the corpus was read back, by tarfile or by MDS itself, and keys
 and fields compared by a digest; a writer whose digest differs is listed as failed.

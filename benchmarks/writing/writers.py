@@ -10,7 +10,6 @@ import io
 import tarfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -168,7 +167,7 @@ def _no_digest_and_index() -> Iterator[None]:
     empty, _ = SampleIndex.build(bytes(2 * BLOCK), shard="none")
     with ExitStack() as stack:
         for owner, name, value in (
-            (shard_file, "xxhash", SimpleNamespace(xxh3_128=_NoDigest)),
+            (shard_file._Output, "_update", lambda _, __, ___: None),  # noqa: SLF001
             (shard_file, "outline_alike", lambda _, __: None),
             (shard_file, "outline_of", lambda _: None),
             (Contents, "add", lambda _, __: None),
@@ -176,14 +175,6 @@ def _no_digest_and_index() -> Iterator[None]:
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
-
-
-class _NoDigest:
-    def update(self, data: bytes) -> None:
-        """Do nothing."""
-
-    def hexdigest(self) -> str:
-        return "0" * 32
 
 
 def _command(workers: int) -> Callable[[Task], None]:
@@ -259,12 +250,13 @@ WRITERS: Final = (
     Writer(name=FLOOR, write=template_loop, read=_read_tars),
     Writer(name=OWN, write=_own(), read=_read_tars, packages=_OWN_PACKAGES),
     Writer(name=BARE, write=_without_digest_and_index, read=_read_tars, checked=False),
-    _of_peer(MDS_ZSTD, _by_mds(f"zstd:{LEVEL}"), corpora=_T),
+    _of_peer(MDS_ZSTD, _by_mds(f"zstd:{LEVEL}"), share=4, corpora=_T),
     Writer(
         name=OWN_ZSTD,
         write=_own(compression="zstd", compression_level=LEVEL),
         read=_read_tars,
         packages=_OWN_PACKAGES,
+        share=4,
         corpora=_T,
     ),
     *(

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shardloader.errors import CacheError
 from shardloader.reading import store
-from shardloader.reading.store import is_still
+from shardloader.reading.store import WRITE_BYTES, is_still
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -312,7 +312,7 @@ class Part:
 
     def write(self, piece: bytes | memoryview) -> int:
         """Write at the end, as `os.write` does; give how many bytes were taken."""
-        written = os.pwrite(self._descriptor, piece, self.length)
+        written = os.pwrite(self._descriptor, memoryview(piece)[:WRITE_BYTES], self.length)
         self.length += written
         return written
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shardloader")
 
+# What one call of the system is given to write: for more, Linux looks for pages of 2 MiB, which may
+# have to be made first, and then takes up to five times as long for a byte.
+WRITE_BYTES = 1 << 20
 _NO_LOCKS_HERE = frozenset((errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
 _RAN_OUT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 

@@ -19,7 +19,7 @@ from shardloader.format.index import SampleIndex
 from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.format.unpacking import tar_pieces, unpacked_name
 from shardloader.reading.origin import LocalFile
-from shardloader.reading.store import map_file
+from shardloader.reading.store import WRITE_BYTES, map_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -111,7 +111,7 @@ def unpack_for_a_look(
     is_packed = packing_of(bytes(first[:BLOCK_BYTES])) is not None
     with _file_without_a_name(f"{path}: it is unpacked") as file:
         for piece in tar_pieces(chain((first,), stream), shard=path, limits=limits):
-            file.write(piece)
+            _write(file, piece)
         file.flush()
         unpacked = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     return Tar(unpacked, unpacked_name(path) if is_packed else path, None)
@@ -129,9 +129,14 @@ def copy_for_a_look(file: RemoteFile, see: Callable[[bytes], object] = len) -> m
     with _file_without_a_name(f"{file.name}: it is fetched") as copy:
         for piece in file.pieces(size=size):
             see(piece)
-            copy.write(piece)
+            _write(copy, piece)
         copy.flush()
         return memoryview(mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _write(file: IO[bytes], piece: bytes | memoryview) -> None:
+    for at in range(0, len(piece), WRITE_BYTES):
+        file.write(piece[at : at + WRITE_BYTES])
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import xxhash
 
 from shardloader.errors import WorldError
 from shardloader.format.tar_header import END_OF_ARCHIVE
-from shardloader.reading.store import map_file
+from shardloader.reading.store import WRITE_BYTES, map_file
 from shardloader.writing.contents import Contents
 from shardloader.writing.frames import seek_table
 from shardloader.writing.shard_file import FinishedShard, Sealed, naming
@@ -166,5 +166,5 @@ class Filler:
 def _write_at(handle: int, data: bytes | bytearray, offset: int) -> None:
     view = memoryview(data)
     while view:
-        written = os.pwrite(handle, view, offset)
+        written = os.pwrite(handle, view[:WRITE_BYTES], offset)
         view, offset = view[written:], offset + written

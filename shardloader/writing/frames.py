@@ -9,6 +9,7 @@ seekable_format), which every decompressor passes over. So one sample costs one 
 from __future__ import annotations
 
 import struct
+import threading
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -59,7 +60,7 @@ def compress(data: bytes | bytearray, level: int) -> bytes:
             f"a frame holds less than 2 GiB, and these samples have {len(data)} bytes: write them "
             "without compression, or fewer samples a frame"
         )
-    return _compressor(level).compress(data)
+    return _own.compressor(level).compress(data)
 
 
 def seek_table(frames: list[tuple[int, int]]) -> bytes:
@@ -69,6 +70,15 @@ def seek_table(frames: list[tuple[int, int]]) -> bytes:
     return _HEAD.pack(_SKIPPABLE, len(entries) + len(foot)) + entries + foot
 
 
-@lru_cache(maxsize=4)
 def _compressor(level: int) -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
+
+
+class _OfThread(threading.local):
+    """A thread's own compressors, by level: two threads must not use one at a time."""
+
+    def __init__(self) -> None:
+        self.compressor = lru_cache(maxsize=4)(_compressor)
+
+
+_own = _OfThread()

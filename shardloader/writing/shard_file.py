@@ -7,16 +7,18 @@ nothing that looks for shards ever finds half of one.
 
 from __future__ import annotations
 
+import mmap
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from shardloader.errors import WorldError
 from shardloader.format.tar_header import END_OF_ARCHIVE
 from shardloader.reading.source import INDEX_SUFFIX
+from shardloader.reading.store import WRITE_BYTES
 from shardloader.writing.beside import Beside
 from shardloader.writing.contents import Contents, outline_alike, outline_of
 from shardloader.writing.frames import Compression, seek_table
@@ -32,10 +34,8 @@ if TYPE_CHECKING:
     from shardloader.writing.tarring import TarredSample
 
 _PARTIAL_SUFFIX = ".partial"
-_BUFFER_BYTES = 1 << 20  # one write and one update of the digest for about this much
-_MANY_BYTES = 1 << 23  # where fields are big, which are not joined: long writes cost less
+_BUFFER_BYTES = 1 << 23  # of samples that wait: made into bytes and digested at a time
 _BIG_BYTES = 1 << 14  # of a sample
-_WORTH_A_THREAD = 1 << 18  # fewer bytes have a digest sooner than another thread has woken up
 _DIGESTS_AHEAD = 2
 _MAX_PIECES = 1024  # that the system takes in one call
 
@@ -104,7 +104,7 @@ class ShardFile:
     def add(self, sample: TarredSample) -> None:
         """Append a sample, whose key is new to this shard."""
         self._waiting.add(sample)
-        if self._waiting.num_bytes >= self._buffer_bytes:
+        if self._waiting.num_bytes >= _BUFFER_BYTES:
             self._flush()
 
     def expect(self, names: tuple[str, ...], limits: Limits) -> None:
@@ -113,9 +113,7 @@ class ShardFile:
         waiting.expect(
             names,
             max_samples=limits.max_samples - 1,
-            num_bytes=min(
-                limits.max_bytes - self.size_bytes, self._buffer_bytes - waiting.num_bytes
-            ),
+            num_bytes=min(limits.max_bytes - self.size_bytes, _BUFFER_BYTES - waiting.num_bytes),
         )
 
     def end(self) -> None:
@@ -132,20 +130,13 @@ class ShardFile:
         self._waiting.clear()
         self._output.discard()
 
-    @property
-    def _are_small(self) -> bool:
-        return self._waiting.num_bytes < _BIG_BYTES * len(self._waiting)
-
-    @property
-    def _buffer_bytes(self) -> int:
-        return _BUFFER_BYTES if self._are_small else _MANY_BYTES
-
     def _flush(self) -> None:
         waiting = self._waiting
         if not waiting:
             return
         # where most is headers and small fields they are joined; a big field is not copied again
-        are_small, samples = self._are_small, waiting.samples
+        are_small = waiting.num_bytes < _BIG_BYTES * len(waiting)
+        samples = waiting.samples
         if samples:
             self._output.write([tar_of(samples)] if are_small else pieces_of(samples))
             self._contents.add(outline_of(samples))
@@ -206,9 +197,9 @@ class FrameFile:
 
 
 class _Output:
-    """A file that is written from its start to its end, with the digest of what was written.
+    """A file that is written from its start to its end, with the digest of what lies in it.
 
-    Of much that is written at a time the digest is made beside the writing.
+    The digest is made beside the writing, of the pages that the system has of the file anyway.
     """
 
     def __init__(self, partial: Path) -> None:
@@ -216,27 +207,28 @@ class _Output:
         self._digest = xxhash.xxh3_128()
         self._beside = Beside(ahead=_DIGESTS_AHEAD)
         self._size_bytes = 0
+        self._digested_bytes = 0  # or to be, by what was asked for beside
         with naming(partial):
-            self._file = partial.open("wb", buffering=0)
+            self._file = partial.open("w+b", buffering=0)
 
     def write(self, chunks: Sequence[bytes | bytearray]) -> None:
-        size_bytes = sum(map(len, chunks))
-        if size_bytes >= _WORTH_A_THREAD:
-            self._beside.do(_update, self._digest, chunks)
-        else:
-            self._beside.finish()
-            _update(self._digest, chunks)
         with naming(self._partial):
-            for at in range(0, len(chunks), _MAX_PIECES):
-                write_all(self._file.fileno(), chunks[at : at + _MAX_PIECES])
-        self._size_bytes += size_bytes
+            for call in _calls(chunks):
+                write_all(self._file.fileno(), call)
+        self._size_bytes += sum(map(len, chunks))
+        if self._size_bytes - self._digested_bytes >= _BUFFER_BYTES:
+            self._beside.do(self._update, self._digested_bytes, self._size_bytes)
+            self._digested_bytes = self._size_bytes
 
     def seal(self, name: str, index: SampleIndex) -> Sealed:
         with naming(self._partial):
             os.fsync(self._file.fileno())
-            self._file.close()
         self._beside.finish()
         self._beside.end()
+        if self._digested_bytes < self._size_bytes:
+            self._update(self._digested_bytes, self._size_bytes)
+        with naming(self._partial):
+            self._file.close()
         finished = FinishedShard(
             name=name,
             size_bytes=self._size_bytes,
@@ -255,15 +247,49 @@ class _Output:
         finally:
             self._partial.unlink(missing_ok=True)
 
+    def _update(self, start: int, stop: int) -> None:
+        """Take a stretch of the file into the digest."""
+        skipped = start % mmap.ALLOCATIONGRANULARITY
+        with (
+            naming(self._partial),
+            mmap.mmap(
+                self._file.fileno(),
+                stop - start + skipped,
+                flags=mmap.MAP_SHARED | mmap.MAP_POPULATE,
+                prot=mmap.PROT_READ,
+                offset=start - skipped,
+            ) as stretch,
+            memoryview(stretch) as data,
+            data[skipped:] as wanted,
+        ):
+            self._digest.update(wanted)
 
-def _update(digest: xxhash.xxh3_128, chunks: Sequence[bytes | bytearray]) -> None:
-    for chunk in chunks:
-        digest.update(chunk)
+
+def _calls(pieces: Sequence[bytes | bytearray]) -> Iterator[list[Any]]:
+    """Give pieces to be written as those of one call of the system each."""
+    call: list[Any] = []
+    call_bytes = 0
+    for piece in pieces:
+        if len(piece) > WRITE_BYTES:
+            yield call
+            call, call_bytes = [], 0
+            view = memoryview(piece)
+            for at in range(0, len(view), WRITE_BYTES):
+                yield [view[at : at + WRITE_BYTES]]
+            continue
+        call.append(piece)
+        call_bytes += len(piece)
+        if call_bytes >= WRITE_BYTES or len(call) == _MAX_PIECES:
+            yield call
+            call, call_bytes = [], 0
+    yield call
 
 
-def write_all(handle: int, pieces: Sequence[bytes | bytearray]) -> None:
+def write_all(handle: int, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
     """Write all of some pieces, however little the system takes at a time."""
     size = sum(map(len, pieces))
+    if not size:
+        return
     done = os.writev(handle, pieces)
     if done < size:
         rest = memoryview(b"".join(pieces))[done:]

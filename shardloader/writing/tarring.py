@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PADDINGS = tuple(bytes(padding(size)) for size in range(BLOCK_BYTES))
+_BIG_BYTES = 1 << 12  # of data: less is copied sooner than it is written as a piece of its own
 _ROOM = bytes(BLOCK_BYTES)  # for a header
 _GAPS = tuple(padding + _ROOM for padding in _PADDINGS)  # between data and data, by its size's rest
 
@@ -85,7 +86,7 @@ def _with_headers(key: str, fields: tuple[str, ...], data: Sequence[bytes]) -> T
     headers = [
         member_header(f"{key}.{field}", size) for field, size in zip(fields, sizes, strict=True)
     ]
-    pieces = _interleaved(headers, data, sizes)
+    pieces = _as_they_lie(headers, data, sizes)
     made = Made(tuple(map(len, headers)), sizes, pieces)
     return TarredSample(key, fields, data, sum(map(len, pieces)), made)
 
@@ -96,7 +97,7 @@ def ordinary(sample: TarredSample) -> Made:
 
 
 def pieces_of(samples: Iterable[TarredSample]) -> list[bytes]:
-    """Give the bytes of samples, one after another, in pieces: data is not copied."""
+    """Give the bytes of samples, one after another, in pieces: big data is not copied."""
     pieces: list[bytes] = []
     for has_ordinary, group in groupby(samples, key=is_ordinary):
         if has_ordinary:
@@ -145,10 +146,10 @@ class Members(NamedTuple):
         return tar
 
     def pieces(self) -> list[bytes]:
-        """Give the same in pieces: data is not copied."""
+        """Give the same in pieces: big data is not copied."""
         made = self._headers().tobytes()
         headers = [made[at : at + BLOCK_BYTES] for at in range(0, len(made), BLOCK_BYTES)]
-        return _interleaved(headers, self.data, self.sizes.tolist())
+        return _as_they_lie(headers, self.data, self.sizes.tolist())
 
     def _headers(self) -> NDArray[np.uint8]:
         return member_headers(self.keys, self.endings, self.sizes)
@@ -181,12 +182,18 @@ def _sizes(data: Sequence[bytes]) -> NDArray[np.int64]:
     return np.fromiter(map(len, data), np.int64, len(data))
 
 
-def _interleaved(
+def _as_they_lie(
     headers: Sequence[bytes], data: Sequence[bytes], sizes: Sequence[int]
 ) -> list[bytes]:
-    """Give headers, data and padding in the order in which they lie in a tar."""
-    pieces = [b""] * (3 * len(data))
-    pieces[0::3] = headers
-    pieces[1::3] = data
-    pieces[2::3] = [_PADDINGS[size % BLOCK_BYTES] for size in sizes]
+    """Give headers, data and padding in the order of a tar, joined but for big data."""
+    pieces: list[bytes] = []
+    small: list[bytes] = []
+    for header, value, size in zip(headers, data, sizes, strict=True):
+        if size < _BIG_BYTES:
+            small += (header, value, _PADDINGS[size % BLOCK_BYTES])
+        else:
+            small.append(header)
+            pieces += (b"".join(small), value)
+            small = [_PADDINGS[size % BLOCK_BYTES]]
+    pieces.append(b"".join(small))
     return pieces

@@ -26,7 +26,8 @@ from shardloader.errors import SampleError, UsageError
 from shardloader.reading.sizes import parse_bytes
 from shardloader.writing.beside import Beside
 from shardloader.writing.destination import Destination
-from shardloader.writing.frames import TABLE_ENTRY_BYTES, compress
+from shardloader.writing.frames import TABLE_ENTRY_BYTES
+from shardloader.writing.framing import Framing
 from shardloader.writing.layout import Limits
 from shardloader.writing.manifests import manifest_of, next_number
 from shardloader.writing.options import (
@@ -39,7 +40,7 @@ from shardloader.writing.options import (
 from shardloader.writing.pattern import parse_pattern
 from shardloader.writing.place import FolderPlace
 from shardloader.writing.shard_file import FrameFile, ShardFile, partial_name
-from shardloader.writing.tarring import tar_of, tarred
+from shardloader.writing.tarring import tarred
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from shardloader.format.manifest import Manifest
-    from shardloader.writing.frames import Compression
     from shardloader.writing.shard_file import FinishedShard
     from shardloader.writing.tarring import TarredSample
 
@@ -127,11 +127,7 @@ class ShardWriter:
         self._shard: ShardFile | FrameFile | None = None  # that is open; one of the next two
         self._plain: ShardFile | None = None
         self._framed: FrameFile | None = None
-        self._waiting: dict[str, TarredSample] = {}  # of a frame that is not full
-        self._waiting_bytes = 0
-        self._packing: dict[str, TarredSample] = {}  # of the frame that is being compressed
-        self._packed: list[bytes] = []  # that frame, once it is
-        self._compressing = Beside(ahead=1)
+        self._framing = Framing(self._compression) if self._compression is not None else None
         self._last_key: str | None = None
         self._manifest: Manifest | None = None
 
@@ -151,7 +147,7 @@ class ShardWriter:
     def num_samples(self) -> int:
         """The number of samples written, those of the open shard included."""
         in_open = self._shard.num_samples if self._shard else 0
-        return self._full_samples + in_open + len(self._packing) + len(self._waiting)
+        return self._full_samples + in_open + len(self._framing or ())
 
     @property
     def total_bytes(self) -> int:
@@ -195,8 +191,10 @@ class ShardWriter:
         if self._state != "open":
             self._open()
         try:
-            self._pack_frame()
-            self._place_frame()
+            if self._framing is not None:
+                self._framing.pack()
+                self._place_frames(self._framing)
+                self._framing.end()
             self._finish_shard()
             self._finishing.finish()
             self._manifest = manifest_of(self._base, self._finished)
@@ -205,7 +203,6 @@ class ShardWriter:
             self.abort()
             raise
         self._state = "closed"
-        self._compressing.end()
         self._finishing.end()
         self._destination.release()
 
@@ -217,9 +214,9 @@ class ShardWriter:
         self._manifest = None
         shard, self._shard = self._shard, None
         self._plain = self._framed = None
-        self._waiting, self._packing = {}, {}
         try:
-            self._compressing.end()
+            if self._framing is not None:
+                self._framing.end()
             if shard is not None:
                 shard.discard()
         finally:
@@ -280,10 +277,10 @@ class ShardWriter:
         self._check_key_is_new(members.key)
         try:
             self._finishing.check()
-            if self._compression is None:
+            if self._framing is None:
                 self._add(members)
             else:
-                self._add_to_frame(members, self._compression)
+                self._add_to_frame(members, self._framing)
             self._last_key = members.key
             if self._plain is not None and members.made is None:
                 self._plain.expect(tuple(sample), self._limits)
@@ -299,7 +296,7 @@ class ShardWriter:
 
     def _check_key_is_new(self, key: str) -> None:
         is_here = self._shard is not None and key in self._shard.keys
-        if key == self._last_key or is_here or key in self._waiting or key in self._packing:
+        if key == self._last_key or is_here or key in (self._framing or ()):
             raise SampleError(written_before(key))
 
     def _add(self, sample: TarredSample) -> None:
@@ -314,47 +311,42 @@ class ShardWriter:
         if self._plain.num_samples >= self._limits.max_samples:
             self._finish_shard()
 
-    def _add_to_frame(self, sample: TarredSample, compression: Compression) -> None:
-        self._waiting[sample.key] = sample
-        self._waiting_bytes += sample.size_bytes
-        if self._may_be_full():
-            self._place_frame()
-        is_full = self._may_be_full()
-        if is_full or compression.is_full(len(self._waiting), self._waiting_bytes):
-            self._pack_frame()
+    def _add_to_frame(self, sample: TarredSample, framing: Framing) -> None:
+        framing.add(sample)
+        if self._may_be_full(framing):
+            self._place_frames(framing)
+        is_full = self._may_be_full(framing)
+        if is_full or framing.is_full:
+            framing.pack()
+        while framing.is_ahead:
+            self._place_frame(framing)
         if is_full:
-            self._place_frame()
+            self._place_frames(framing)
         if self._shard is not None and self._shard.num_samples >= self._limits.max_samples:
             self._finish_shard()
 
-    def _may_be_full(self) -> bool:
+    def _may_be_full(self, framing: Framing) -> bool:
         """Whether the samples that have no place yet fill the shard, if they all come into it."""
         in_shard = self._shard.num_samples if self._shard else 0
-        return in_shard + len(self._packing) + len(self._waiting) >= self._limits.max_samples
+        return in_shard + len(framing) >= self._limits.max_samples
 
-    def _pack_frame(self) -> None:
-        """Have the samples that wait compressed, beside what comes next."""
-        self._place_frame()
-        if not self._waiting or self._compression is None:
-            return
-        tar = tar_of(list(self._waiting.values()))
-        self._compressing.do(_pack, tar, self._compression.level, self._packed)
-        self._packing = self._waiting
-        self._waiting, self._waiting_bytes = {}, 0
+    def _place_frames(self, framing: Framing) -> None:
+        """Place all frames under way."""
+        while self._place_frame(framing):
+            pass
 
-    def _place_frame(self) -> None:
-        """Add the samples that are being compressed to the shard or to a new one."""
-        if not self._packing or self._compression is None:
-            return
-        self._compressing.finish()
-        frame = self._packed.pop()
-        added = len(frame) + TABLE_ENTRY_BYTES
+    def _place_frame(self, framing: Framing) -> bool:
+        """Add the first frame under way to the shard or to a new one; False if there is none."""
+        packed = framing.take()
+        if packed is None or self._compression is None:
+            return False
+        added = len(packed.frame) + TABLE_ENTRY_BYTES
         if self._shard is not None and self._shard.size_bytes + added > self._limits.max_bytes:
             self._finish_shard()
         if self._framed is None:
             self._framed = self._shard = FrameFile(*self._next_file(), self._compression)
-        self._framed.add_frame(frame, list(self._packing.values()))
-        self._packing = {}
+        self._framed.add_frame(packed.frame, packed.samples)
+        return True
 
     def _next_file(self) -> tuple[Path, str]:
         name = self._pattern.name(self._first_number + self._full_shards)
@@ -374,10 +366,6 @@ class ShardWriter:
         self._full_shards += 1
         self._full_samples += num_samples
         self._full_bytes += size_bytes
-
-
-def _pack(tar: bytes | bytearray, level: int, packed: list[bytes]) -> None:
-    packed.append(compress(tar, level))
 
 
 def _finish(

@@ -147,6 +147,37 @@ def check_bookkeeping(folder: Path, writer: ShardWriter, max_samples: int, max_b
         assert xxhash.xxh3_128_hexdigest(data) == manifest.content_digests[number]
 
 
+@pytest.mark.parametrize("buffer_bytes", [1, 5000, 1 << 23])
+@pytest.mark.parametrize("size", [10, 9000, 3_000_000])
+def test_the_bookkeeping_is_true_however_much_is_written_at_a_time(
+    tmp_path: Path, monkeypatch, buffer_bytes: int, size: int
+) -> None:
+    monkeypatch.setattr(shard_file, "_BUFFER_BYTES", buffer_bytes)
+    with ShardWriter(tmp_path, max_samples=5) as writer:
+        for number in range(8):
+            writer.write(small(number, size))
+    check_bookkeeping(tmp_path, writer, 5, 1 << 30)
+
+
+def test_the_system_is_given_little_more_than_a_mebibyte_at_a_time(
+    tmp_path: Path, monkeypatch
+) -> None:
+    given = list[int]()
+    writing = os.writev
+
+    def counted(handle: int, pieces: Any) -> int:
+        given.append(sum(map(len, pieces)))
+        return writing(handle, pieces)
+
+    monkeypatch.setattr(os, "writev", counted)
+    with ShardWriter(tmp_path) as writer:
+        for number, size in enumerate([3000] * 1000 + [60_000] * 200 + [5 << 20] * 2):
+            writer.write(small(number, size))
+    assert max(given) < 2 << 20
+    assert sum(given) == writer.total_bytes
+    assert len(given) < writer.total_bytes >> 19
+
+
 def test_a_shard_is_filled_to_the_last_byte_of_its_limit(tmp_path: Path) -> None:
     # a sample is a header and a block of data; an archive ends in two blocks
     for max_bytes, counts in ((5 * 1024, [4, 4]), (5 * 1024 - 1, [3, 3, 2]), (1, [1] * 8)):
