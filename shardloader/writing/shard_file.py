@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from shardloader.errors import WorldError
+from shardloader.format.seek_table import seek_table
 from shardloader.format.tar_header import END_OF_ARCHIVE
 from shardloader.reading.source import INDEX_SUFFIX
 from shardloader.writing.beside import Beside
 from shardloader.writing.contents import Contents, outline_alike, outline_of
-from shardloader.writing.frames import Compression, seek_table
 from shardloader.writing.tarring import pieces_of, tar_of
 from shardloader.writing.waiting import Waiting
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardloader.format.index import SampleIndex
+    from shardloader.writing.frames import Compression
     from shardloader.writing.layout import Limits
     from shardloader.writing.tarring import TarredSample
 

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import WeakSet
 
 from shardloader.errors import SampleError, UsageError
+from shardloader.format.seek_table import ENTRY_BYTES
 from shardloader.reading.sizes import parse_bytes
 from shardloader.writing.beside import Beside
 from shardloader.writing.destination import Destination
-from shardloader.writing.frames import TABLE_ENTRY_BYTES, compress
+from shardloader.writing.frames import compress
 from shardloader.writing.layout import Limits
 from shardloader.writing.manifests import manifest_of, next_number
 from shardloader.writing.options import (
@@ -348,7 +349,7 @@ class ShardWriter:
             return
         self._compressing.finish()
         frame = self._packed.pop()
-        added = len(frame) + TABLE_ENTRY_BYTES
+        added = len(frame) + ENTRY_BYTES
         if self._shard is not None and self._shard.size_bytes + added > self._limits.max_bytes:
             self._finish_shard()
         if self._framed is None:
