@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import xxhash
 import zstandard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
 
 def deflate(data: bytes) -> bytes:
@@ -52,6 +54,41 @@ def zstd_of_window(data: bytes, window_log: int) -> bytes:
 
 def skippable(content: bytes, number: int = 0) -> bytes:
     return bytes((0x50 + number,)) + b"*M\x18" + struct.pack("<I", len(content)) + content
+
+
+def table_of(
+    entries: Iterable[tuple[int, ...]],
+    *,
+    num_frames: int | None = None,
+    descriptor: int = 0,
+    length: int | None = None,
+    magic: int = 0x184D2A5E,
+) -> bytes:
+    """A seek table of entries of two or three numbers; the rest says of them what it is told."""
+    packed = [struct.pack(f"<{len(entry)}I", *entry) for entry in entries]
+    body = b"".join(packed)
+    foot = struct.pack(
+        "<IBI", len(packed) if num_frames is None else num_frames, descriptor, 0x8F92EAB1
+    )
+    length = len(body) + len(foot) if length is None else length
+    return struct.pack("<II", magic, length) + body + foot
+
+
+def frames_of(data: bytes, edges: Sequence[int]) -> list[tuple[bytes, bytes]]:
+    """Frames that begin at byte 0 and at `edges` of some data, each as it is and compressed."""
+    parts = [data[start:stop] for start, stop in pairwise((0, *edges, len(data)))]
+    return [(part, zstd_frame(part)) for part in parts]
+
+
+def seekable(data: bytes, edges: Sequence[int], *, checksums: bool = False) -> bytes:
+    """Data in frames, as `frames_of` gives them, with a seek table."""
+    frames = frames_of(data, edges)
+    entries = [
+        (len(packed), len(part), *((xxhash.xxh64_intdigest(part) & 0xFFFFFFFF,) * checksums))
+        for part, packed in frames
+    ]
+    table = table_of(entries, descriptor=0x80 if checksums else 0)
+    return b"".join(packed for _, packed in frames) + table
 
 
 def zstd_repeating(byte: bytes, num_blocks: int) -> bytes:

@@ -77,9 +77,10 @@ class ShardDataset(IterableDataset[Any]):
     steps_per_epoch: an epoch of fixed length over an endless order. index_dir: where indexes lie
     if not beside the shards. cache: a `Cache`, where remote and compressed shards are kept;
     "default" is ~/.cache/shardloader, of at most 50 GB; with None nothing is kept, remote shards
-    are read by ranges alone, and compressed ones are refused. on_change: "raise" refuses a state of
-    another dataset; with "next-epoch" a ShardLoader ends the epoch of a state that was made before
-    shards were appended on the shards that it had, and takes the others from the next epoch on.
+    are read by ranges alone, and compressed ones are refused, but for remote ones that have a seek
+    table. on_change: "raise" refuses a state of another dataset; with "next-epoch" a ShardLoader
+    ends the epoch of a state that was made before shards were appended on the shards that it had,
+    and takes the others from the next epoch on.
 
     batch_size, collate_fn, meta: for use without ShardLoader. With a batch_size it yields
     batches as ShardLoader's are, for `DataLoader(dataset, batch_size=None)`. Without, it yields

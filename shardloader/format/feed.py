@@ -17,11 +17,16 @@ _EVERYTHING = 2**63
 
 
 class Feed:
-    """Bytes that arrive in pieces of any length; `offset` is how many have been taken."""
+    """Bytes that arrive in pieces of any length; `offset` is the byte of the file that comes next.
 
-    def __init__(self, pieces: Iterable[bytes | memoryview], *, shard: str) -> None:
+    offset: where in the file they begin.
+    """
+
+    def __init__(
+        self, pieces: Iterable[bytes | memoryview], *, shard: str, offset: int = 0
+    ) -> None:
         self.shard = shard
-        self.offset = 0
+        self.offset = offset
         self._pieces = iter(pieces)
         self._rest = memoryview(b"")
 

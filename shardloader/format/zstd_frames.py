@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import zstandard
 
+from shardloader.errors import ShardError
+from shardloader.format.feed import Feed
 from shardloader.format.foreign import LEGACY_ZSTD_MAGICS, SKIPPABLE_MAGICS, ZSTD_MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from shardloader.format.feed import Feed
 
 MAX_BLOCK_BYTES: Final = 128 << 10
 _ONE_BYTE_REPEATED, _RESERVED = 1, 3  # types of blocks
@@ -47,6 +47,39 @@ def zstd_pieces(feed: Feed, *, max_window_bytes: int) -> Iterator[bytes]:
             feed.skip(int.from_bytes(size, "little"), what="a skippable zstd frame")
         else:
             raise _no_frame(feed, at, magic)
+
+
+def frame_content(
+    packed: bytes | memoryview,
+    *,
+    start: int,
+    num_bytes: int,
+    shard: str,
+    max_window_bytes: int,
+) -> bytes:
+    """What one frame of a file holds, that should begin at byte `start` and hold `num_bytes`.
+
+    packed: the bytes that it should lie in, and no others. Raises ShardError as `zstd_pieces` does,
+    and where the frame is longer than those bytes, or holds another number of bytes; no more than
+    a block beyond that number is unpacked.
+    """
+    feed = Feed((packed,), shard=shard, offset=start)
+    told = f"a zstd frame of {num_bytes} bytes should lie in the {len(packed)} bytes from there on"
+    pieces: list[bytes] = []
+    length = 0
+    try:
+        for piece in zstd_pieces(feed, max_window_bytes=max_window_bytes):
+            pieces.append(piece)
+            length += len(piece)
+            if length > num_bytes:
+                raise feed.damaged(start, f"{told}, and it holds more")
+    except ShardError as error:
+        if error.kind != "truncated":
+            raise
+        raise feed.damaged(start, f"{told}, and it does not end there") from None
+    if length != num_bytes:
+        raise feed.damaged(start, f"{told}, and it holds {length}")
+    return b"".join(pieces)
 
 
 def _no_frame(feed: Feed, at: int, magic: bytes) -> Exception:

@@ -1,7 +1,9 @@
 """How do bytes of remote shards come before the shards are here, or where there is no cache at all?
 
 Many requests at once, and after them one for each shard that asks whether it still is the version
-that was looked at; where it is not, it is looked at and fetched again.
+that was looked at; where it is not, it is looked at and fetched again. What a shard makes of the
+answers may tell that they are damaged: they are fetched once more then, and after that it is an
+error. Unpacked frames are kept as far as a limit allows, and few are unpacked at a time.
 
 Where there is a cache, whole shards arrive meanwhile (`prefetch`), so what is fetched here comes
 twice. It is limited, for each process that reads: beyond it shards are waited for, whole. What is
@@ -13,7 +15,9 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
 
 from shardloader.errors import (
     CacheError,
@@ -23,21 +27,32 @@ from shardloader.errors import (
     UsageError,
     WorldError,
 )
+from shardloader.format.unpacking import Limits
 from shardloader.reading.diary import Stage
-from shardloader.reading.ranged_shard import NoRangesError, RangedShard, fetched, no_ranges
-from shardloader.reading.ranges import Request, Stretches, coalesce
+from shardloader.reading.framed_shard import FramedShard
+from shardloader.reading.frames import without_frames
+from shardloader.reading.kept_frames import KeptFrames
+from shardloader.reading.ranged_shard import (
+    NoRangesError,
+    Piece,
+    RangedShard,
+    fetched,
+    no_ranges,
+)
+from shardloader.reading.ranges import Request, Stretches, coalesce, distinct
 from shardloader.reading.remote import PIECE_BYTES
 from shardloader.reading.remote_shard import index_of_remote, shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
 
+    from shardloader.format.index import SampleIndex
     from shardloader.reading.catalog import Catalog
     from shardloader.reading.diary import Diary
     from shardloader.reading.prefetch import Prefetcher
+    from shardloader.reading.ranged_shard import Contents
     from shardloader.reading.remote_shard import RemoteShard
     from shardloader.reading.shard import Shard
 
@@ -45,7 +60,17 @@ logger = logging.getLogger("shardloader")
 
 NUM_AT_ONCE: Final = 16  # requests of one process
 LEAST_SHARD_BYTES: Final = PIECE_BYTES  # a smaller shard comes whole by one request
+KEPT_BYTES: Final = 64 << 20  # of unpacked frames
+NUM_UNPACKED_AT_ONCE: Final = 4  # requests whose frames are unpacked
 _VERSIONS_TRIED: Final = 4
+
+
+class _Asked(NamedTuple):
+    """What is asked of one shard: stretches of its tar, and the contents that they are had from."""
+
+    contents: Contents
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
 
 
 class RangeReader:
@@ -79,6 +104,8 @@ class RangeReader:
         self._has_ranges: bool | None = None  # what is known of the store
         self._ahead = ahead
         self._diary = diary
+        self._kept = KeptFrames(most_bytes=KEPT_BYTES)
+        self._unpacking = threading.BoundedSemaphore(NUM_UNPACKED_AT_ONCE)
 
     def open(self, shard: int) -> RangedShard | None:
         """A shard to be read by ranges; None for one that is to be opened whole.
@@ -122,6 +149,11 @@ class RangeReader:
     def refuse(self, shard: int) -> None:
         """Read no more of a shard by ranges."""
         self._refused.add(shard)
+        self.let_go(shard)
+
+    def let_go(self, shard: int) -> None:
+        """Keep no bytes of a shard."""
+        self._kept.let_go(shard)
 
     def fetch(
         self,
@@ -134,11 +166,11 @@ class RangeReader:
 
         None where they are to be opened whole. Raises as `open` does.
         """
-        requests = coalesce(number, starts, stops)
+        wanted = {of: distinct(starts[number == of], stops[number == of]) for of in shards}
         if self._cache is None:
-            return self._good(shards, requests)
+            return self._good(shards, wanted)
         try:
-            return self._good(shards, requests)
+            return self._good(shards, wanted)
         except NoRangesError:
             self._end("the store has no ranges")
         except StoreError:
@@ -148,45 +180,94 @@ class RangeReader:
         return None
 
     def _good(
-        self, shards: Mapping[int, RangedShard], requests: list[Request]
+        self,
+        shards: Mapping[int, RangedShard],
+        wanted: Mapping[int, tuple[NDArray[np.int64], NDArray[np.int64]]],
     ) -> dict[int, Stretches] | None:
         """The answers, each of a version that was looked at; None beyond the limit."""
-        bodies: dict[Request, bytes] = {}
+        pieces: dict[int, list[Piece]] = {}
+        damaged: dict[int, str] = {}  # versions that came damaged once
         left = dict(shards)
         for _ in range(_VERSIONS_TRIED):
-            looked_at = {number: shard.version for number, shard in left.items()}
-            asked = [request for request in requests if request.shard in left]
-            if not self._take(asked):
+            asked = {n: _Asked(shard.contents, *wanted[n]) for n, shard in left.items()}
+            found = self._pieces(left, asked)
+            if found is None:
                 return None
-            bodies.update(self._answers(left, asked))
-            shown = dict(zip(left, self._workers().map(_version, left.values()), strict=True))
-            left = {n: shard for n, shard in left.items() if shown[n] != looked_at[n]}
+            pieces.update(found[0])
+            changed = self._changed(left, asked)
+            failed = {n: error for n, error in found[1].items() if n not in changed}
+            for number, error in failed.items():
+                if damaged.get(number) == asked[number].contents.version:
+                    raise error
+                damaged[number] = asked[number].contents.version
+                logger.info("%s: fetching it once more", error)
+            left = {n: shard for n, shard in left.items() if n in changed or n in failed}
             if not left:
-                return _by_shard(shards, bodies)
-            for shard in left.values():
-                logger.info("%s: it changed while it was read; reading again", shard.name)
-                if not self._look(shard):
+                return {n: Stretches.of(pieces[n]) for n in shards}
+            for number in changed:
+                logger.info("%s: it changed while it was read; reading again", left[number].name)
+                self.let_go(number)
+                if not left[number].look():
                     return None
-        raise WorldError(
+        raise next(iter(failed.values()), None) or WorldError(
             f"{next(iter(left.values())).name}: the shard changed each of {_VERSIONS_TRIED} times "
             "while it was read: wait until it is whole, or read a copy"
         )
 
+    def _changed(
+        self, shards: Mapping[int, RangedShard], asked: Mapping[int, _Asked]
+    ) -> frozenset[int]:
+        """Those of some shards that are not of the version any more that was asked for."""
+        shown = zip(shards, self._workers().map(_version, shards.values()), strict=True)
+        return frozenset(n for n, version in shown if version != asked[n].contents.version)
+
+    def _pieces(
+        self, shards: Mapping[int, RangedShard], asked: Mapping[int, _Asked]
+    ) -> tuple[dict[int, list[Piece]], dict[int, DataError]] | None:
+        """What is asked for, and what was wrong with which shard; None beyond the limit."""
+        pieces, requests = dict[int, list[Piece]](), list[Request]()
+        missing: dict[int, _Asked] = {}
+        for number, (contents, starts, stops) in asked.items():
+            is_here, pieces[number] = contents.at_hand(starts, stops)
+            missing[number] = _Asked(contents, starts[~is_here], stops[~is_here])
+            begin, end = contents.in_file(*missing[number][1:])
+            requests += coalesce(np.full(len(begin), number, dtype=np.int64), begin, end)
+        if not self.take(requests):
+            return None
+        failed: dict[int, DataError] = {}
+        for number, answer in self._answers(shards, missing, requests):
+            if isinstance(answer, DataError):
+                failed.setdefault(number, answer)
+            else:
+                pieces[number] += answer
+        return pieces, failed
+
     def _answers(
-        self, shards: Mapping[int, RangedShard], requests: list[Request]
-    ) -> Iterator[tuple[Request, bytes]]:
-        def ask(request: Request) -> bytes:
-            return fetched(shards[request.shard].origin, request.start, request.stop)
+        self,
+        shards: Mapping[int, RangedShard],
+        asked: Mapping[int, _Asked],
+        requests: list[Request],
+    ) -> Iterator[tuple[int, list[Piece] | DataError]]:
+        """What comes of each request, with its shard's number; errors of what came are values."""
+
+        def ask(request: Request) -> list[Piece] | DataError:
+            body = fetched(shards[request.shard].origin, request.start, request.stop)
+            contents, starts, stops = asked[request.shard]
+            try:
+                with self._unpacking:
+                    return contents.pieces(request, body, starts, stops)
+            except DataError as error:
+                return without_frames(error)  # which hold the body
 
         first = requests[0].shard if requests else None
         done, total = 0, sum(request.num_bytes for request in requests)
         with self._diary.page.within(Stage.FETCHING, first, total) as page:
-            for request, body in zip(requests, self._workers().map(ask, requests), strict=True):
-                done += len(body)
+            for request, answer in zip(requests, self._workers().map(ask, requests), strict=True):
+                done += request.num_bytes
                 page.at_byte(done)
-                yield request, body
+                yield request.shard, answer
 
-    def _take(self, requests: list[Request]) -> bool:
+    def take(self, requests: list[Request]) -> bool:
         """Count requests, if the limit allows them; where it does not nothing more comes so."""
         num_bytes = sum(request.num_bytes for request in requests)
         with self._lock:
@@ -227,12 +308,6 @@ class RangeReader:
             make_way=self._make_way,
             diary=self._diary,
         )
-        if index.compressed_bytes is not None:
-            raise UsageError(
-                f"{origin.name}: without a cache shards are read by ranges, and this one is "
-                "compressed: give cache=shardloader.Cache(folder), where it is unpacked, or "
-                "write the shards with compression=None"
-            )
         if index.digest != catalog.manifest.index_digests[shard]:
             raise ManifestError(
                 f"{catalog.index_path(shard)}: the index is not the one that the manifest lists: "
@@ -242,15 +317,14 @@ class RangeReader:
             self._has_ranges = origin.file.has_ranges()
         if not self._has_ranges:
             raise no_ranges(origin.name)
-        opened = RangedShard(index, origin, self, shard)
-        return opened if self._look(opened, version) else None
+        opened = self._of_index(index, origin, shard)
+        return opened if opened.look(version) else None
 
-    def _look(self, shard: RangedShard, version: str | None = None) -> bool:
-        """Look at the version that the store shows; False beyond the limit."""
-        if not self._take(shard.outermost):
-            return False
-        shard.look(version)
-        return True
+    def _of_index(self, index: SampleIndex, origin: RemoteShard, shard: int) -> RangedShard:
+        if index.compressed_bytes is None:
+            return RangedShard(index, origin, self, shard)
+        limits = Limits() if self._cache is None else self._cache.limits
+        return FramedShard(index, origin, self, shard, kept=self._kept, limits=limits)
 
     def _origin(self, shard: int) -> RemoteShard:
         return shard_of(self._catalog.source, self._catalog.manifest, shard, self._diary)
@@ -269,18 +343,8 @@ class RangeReader:
             threads, self._threads = self._threads, None
         if threads is not None:
             threads.shutdown(wait=True, cancel_futures=True)
+        self._kept.clear()
 
 
 def _version(shard: RangedShard) -> str:
     return shard.origin.version()
-
-
-def _by_shard(
-    shards: Mapping[int, RangedShard], bodies: Mapping[Request, bytes]
-) -> dict[int, Stretches]:
-    found: dict[int, tuple[list[int], list[bytes]]] = {number: ([], []) for number in shards}
-    for request in sorted(bodies, key=lambda request: (request.shard, request.start)):
-        starts, answers = found[request.shard]
-        starts.append(request.start)
-        answers.append(bodies[request])
-    return {number: Stretches(*each) for number, each in found.items()}

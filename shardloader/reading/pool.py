@@ -103,6 +103,8 @@ class ShardPool:
                 self._ahead.let_come(shard, page)
             if opened is None:
                 opened = self._opened_whole(shard)
+                if ranges is not None:
+                    ranges.let_go(shard)
         return self._kept(shard, opened)
 
     def _opened_whole(self, shard: int) -> Shard:

@@ -3,11 +3,14 @@
 Its index is here; bytes are fetched when they are asked for. They are those that were indexed as
 far as can be told without all of them: the shard has the manifest's size, and the headers of its
 outermost members lie where the index says. `look` tells that of the version that a store shows.
+Where in the shard's file the tar's bytes lie is the affair of its `Contents`: here, of a plain
+shard, they are the file's own.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
@@ -24,15 +27,59 @@ if TYPE_CHECKING:
     from shardloader.reading.by_ranges import RangeReader
     from shardloader.reading.remote_shard import RemoteShard
 
+REPLACED: Final = (
+    "it was replaced: make index and manifest anew with `shardloader index`; or its names are of a "
+    "kind that only a look at all of it can tell: give cache=, then it is fetched whole"
+)
+Piece: TypeAlias = tuple[int, bytes]
+"""Where in the tar some bytes begin, and the bytes."""
+
 
 class NoRangesError(StoreError):
     """The store gives whole files, whatever is asked for."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Contents:
+    """How the bytes of a tar are had from those of its file, of the version that was looked at.
+
+    Stretches of the tar are given as int64 [n] each, with a byte in each at least.
+    """
+
+    version: str
+
+    def at_hand(
+        self, starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> tuple[NDArray[np.bool_], list[Piece]]:
+        """Which stretches need no request, bool [n], and those."""
+        del stops
+        return np.zeros(len(starts), dtype=np.bool_), []
+
+    def in_file(
+        self, starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Which bytes of the file are needed for each stretch."""
+        return starts, stops
+
+    def pieces(
+        self,
+        request: Request,
+        body: bytes,
+        starts: NDArray[np.int64],
+        stops: NDArray[np.int64],
+    ) -> list[Piece]:
+        """What the answer to a request gives of the stretches, each of them in one piece.
+
+        Raises DataError where it is damaged, or not as indexed.
+        """
+        del starts, stops
+        return [(request.start, body)]
+
+
 class RangedShard(Shard):
     """A shard that a `RangeReader` fetches the bytes of; number: its number in the manifest.
 
-    `version` is what the store showed when it was looked at.
+    `contents` are of the version that the store showed when it was looked at.
     """
 
     is_ranged = True
@@ -42,38 +89,39 @@ class RangedShard(Shard):
     ) -> None:
         super().__init__(None, index, name=origin.name)
         self.origin = origin
-        self.version = ""
+        self.contents = Contents(version="")
         self._reader = reader
         self._number = number
         self._expected: Stretches | None = None
 
-    @property
-    def outermost(self) -> list[Request]:
-        """What `look` reads: the headers of the first and the last member."""
-        return [
-            Request(shard=self._number, start=start, stop=start + BLOCK_BYTES)
-            for start in sorted({*outermost_headers(self.index)})
-        ]
-
-    def look(self, version: str | None = None) -> None:
+    def look(self, version: str | None = None) -> bool:
         """Take the version that the store shows now, if it is the one that was indexed.
 
         version: what it has shown a moment ago, where that is known; if it is another one by now,
-        whoever reads from it finds out.
+        whoever reads from it finds out. False where what it takes to tell is beyond the reader's
+        limit.
 
         Raises ManifestError or ShardError where it is not, NoRangesError where that can't be told.
         """
         version = self.origin.version() if version is None else version
-        bodies = [fetched(self.origin, each.start, each.stop) for each in self.outermost]
-        starts = [each.start for each in self.outermost]
+        starts = sorted({*outermost_headers(self.index)})
+        bodies = self._read([(start, start + BLOCK_BYTES) for start in starts])
+        if bodies is None:
+            return False
         if not outermost_hold(self.index, Stretches(starts, bodies)):
             raise ManifestError(
                 f"{self.name}: the shard does not begin and end with what its index says, though "
-                "it has the same size: it was replaced: make index and manifest anew with "
-                "`shardloader index`; or its names are of a kind that only a look at all of it "
-                "can tell: give cache=, then it is fetched whole"
+                f"it has the same size: {REPLACED}"
             )
-        self.version = version
+        self.contents = Contents(version=version)
+        return True
+
+    def _read(self, ranges: list[tuple[int, int]]) -> list[bytes] | None:
+        """Some bytes of the file; None beyond the reader's limit."""
+        requests = [Request(shard=self._number, start=start, stop=stop) for start, stop in ranges]
+        if not self._reader.take(requests):
+            return None
+        return [fetched(self.origin, start, stop) for start, stop in ranges]
 
     @property
     def num_bytes(self) -> int:

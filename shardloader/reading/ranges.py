@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -24,7 +24,7 @@ MOST_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Bytes start..stop-1 of a shard, by its number."""
+    """Bytes start..stop-1 of the file of a shard, by its number."""
 
     shard: int
     start: int
@@ -70,8 +70,21 @@ def coalesce(
     return requests
 
 
+def distinct(
+    starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Stretches by start and then by stop, each once, and none without bytes; int64 [n] each.
+
+    >>> distinct(np.array([9, 0, 4, 0]), np.array([9, 5, 6, 5]))
+    (array([0, 4]), array([5, 6]))
+    """
+    both = np.stack([starts, stops])[:, stops > starts]
+    first, last = np.unique(both, axis=1)
+    return first, last
+
+
 class Stretches:
-    """Bytes of one shard that were fetched: slices of what they cover are bytes.
+    """Bytes of one shard's tar that were fetched: slices of what they cover are bytes.
 
     starts: where each body begins in the shard, rising.
     """
@@ -81,6 +94,12 @@ class Stretches:
     def __init__(self, starts: Sequence[int], bodies: Sequence[bytes]) -> None:
         self._starts = starts
         self._bodies = bodies
+
+    @classmethod
+    def of(cls, pieces: Iterable[tuple[int, bytes]]) -> Self:
+        """Of bytes and where they begin, in any order."""
+        rising = sorted(pieces, key=lambda piece: (piece[0], len(piece[1])))
+        return cls([start for start, _ in rising], [body for _, body in rising])
 
     def __getitem__(self, of: slice) -> bytes:
         """Bytes of the shard; raises IndexError for bytes that were not fetched."""

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import xxhash
 
 from shardloader.errors import WorldError
+from shardloader.format.seek_table import seek_table
 from shardloader.format.tar_header import END_OF_ARCHIVE
 from shardloader.reading.store import WRITE_BYTES, map_file
 from shardloader.writing.contents import Contents
-from shardloader.writing.frames import seek_table
 from shardloader.writing.shard_file import FinishedShard, Sealed, naming
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from shardloader.errors import WorldError
+from shardloader.format.seek_table import seek_table
 from shardloader.format.tar_header import END_OF_ARCHIVE
 from shardloader.reading.source import INDEX_SUFFIX
 from shardloader.reading.store import WRITE_BYTES
 from shardloader.writing.beside import Beside
 from shardloader.writing.contents import Contents, outline_alike, outline_of
-from shardloader.writing.frames import Compression, seek_table
 from shardloader.writing.tarring import pieces_of, tar_of
 from shardloader.writing.waiting import Waiting
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardloader.format.index import SampleIndex
+    from shardloader.writing.frames import Compression
     from shardloader.writing.layout import Limits
     from shardloader.writing.tarring import TarredSample
 

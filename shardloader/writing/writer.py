@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import WeakSet
 
 from shardloader.errors import SampleError, UsageError
+from shardloader.format.seek_table import ENTRY_BYTES
 from shardloader.reading.sizes import parse_bytes
 from shardloader.writing.beside import Beside
 from shardloader.writing.destination import Destination
-from shardloader.writing.frames import TABLE_ENTRY_BYTES
 from shardloader.writing.framing import Framing
 from shardloader.writing.layout import Limits
 from shardloader.writing.manifests import manifest_of, next_number
@@ -340,7 +340,7 @@ class ShardWriter:
         packed = framing.take()
         if packed is None or self._compression is None:
             return False
-        added = len(packed.frame) + TABLE_ENTRY_BYTES
+        added = len(packed.frame) + ENTRY_BYTES
         if self._shard is not None and self._shard.size_bytes + added > self._limits.max_bytes:
             self._finish_shard()
         if self._framed is None:

@@ -9,9 +9,15 @@ from tests.servers.nginx import nginx_path
 
 
 @pytest.mark.skipif(nginx_path() is None, reason="nginx is not installed (Debian: nginx-light)")
-def test_the_first_batch_is_measured_each_way():
+@pytest.mark.parametrize(("is_packed", "shard_bytes"), [(False, 17_000_000), (True, 40_000_000)])
+def test_the_first_batch_is_measured_each_way(is_packed, shard_bytes):
     figures = first_batch.report(
-        shard_bytes=17_000_000, num_shards=2, latency=0.0, link_bytes=1e9, rounds=1
+        shard_bytes=shard_bytes,
+        num_shards=2,
+        latency=0.0,
+        link_bytes=1e9,
+        rounds=1,
+        is_packed=is_packed,
     )
     assert set(figures) == {"start", "middle"}
     for of_place in figures.values():

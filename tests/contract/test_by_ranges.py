@@ -324,15 +324,12 @@ def test_a_bad_shard_is_skipped_like_a_local_one(server):
     assert sorted(valid_of(loader)) == list(range(5, sum(COUNTS)))
 
 
-def test_compressed_shards_need_a_cache_and_say_so(tmp_path):
+def test_compressed_local_shards_need_a_cache_and_say_so(tmp_path):
     with sl.ShardWriter(tmp_path / "packed", compression="zstd") as writer:
         for number in range(3):
             writer.write({"__key__": f"{number:06d}", "txt": f"text {number}"})
     with pytest.raises(UsageError, match=r"compressed.*cache="):
         list(sl.ShardDataset(tmp_path / "packed", cache=None))
-    url = upload(tmp_path / "packed", "memory://ranges/packed")
-    with pytest.raises(UsageError, match=r"compressed.*cache="):
-        list(sl.ShardDataset(url, cache=None))
 
 
 def test_without_a_cache_local_shards_are_read_as_they_are(epochs):

@@ -12,6 +12,7 @@ import pytest
 import shardloader as sl
 from shardloader.format.manifest import Manifest
 from shardloader.reading import by_ranges
+from tests.contract.test_framed_ranges import pack
 from tests.corpora import each_once, kept_corpus, loader_of, valid_of
 from tests.servers.plan import Fault, Plan
 from tests.servers.proxy import FaultProxy
@@ -76,12 +77,14 @@ def test_a_node_fetches_each_shard_and_index_once_and_stats_say_what_it_took(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("with_cache", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
 def test_what_came_by_ranges_counts_as_well(
-    s3, proxy, tmp_path, num_workers, with_cache, monkeypatch
+    s3, proxy, tmp_path, num_workers, with_cache, packed, monkeypatch
 ):
     """Each request and each byte of it, as the server saw them."""
     monkeypatch.setattr(by_ranges, "LEAST_SHARD_BYTES", 0)
-    url = s3.put_folder(f"ranges-{num_workers}-{with_cache}", kept_corpus(COUNTS))
+    folder = pack(tmp_path / "packed") if packed else kept_corpus(COUNTS)
+    url = s3.put_folder(f"ranges-{num_workers}-{with_cache}-{packed}".lower(), folder)
     loader = loader_of(
         url,
         batch_size=2,

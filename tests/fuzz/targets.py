@@ -13,6 +13,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,9 @@ from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
 from shardloader.format.notices import ERROR_KINDS, NOTICE_KINDS
 from shardloader.format.samples import group
+from shardloader.format.seek_table import parse_seek_table, told_table_bytes
 from shardloader.format.tar import Notices, scan
+from shardloader.format.zstd_frames import frame_content
 from shardloader.order.checkpoint import Checkpoint
 from shardloader.reading.columns import Spans, column_of
 from shardloader.reading.decode import DEFAULT_DECODERS, DecodeTable
@@ -41,6 +44,7 @@ from shardloader.reading.shard import Shard
 from tests.corpora import dataset_of, kept_corpus, loader_of
 from tests.fuzz import mutators
 from tests.fuzz.oracles import Reading, by_gnu_tar, by_tarfile
+from tests.packing import seekable
 from tests.shards import sample_members, tar_bytes
 
 if TYPE_CHECKING:
@@ -186,6 +190,45 @@ def _small_tars() -> Iterable[bytes]:
             )
             yield data
     yield tar_bytes([*sample_members(3), ("d" * 150 + "/a.txt", b"x"), ("e" * 300 + ".txt", b"y")])
+
+
+# Compressed shards that are read by frames.
+
+
+def check_seek_table(data: bytes) -> None:
+    """A file has no table, or is refused, or its frames fill it and hold what the table says."""
+    try:
+        length = told_table_bytes(data, file_bytes=len(data), shard=SHARD)
+        if length is None:
+            return
+        table = parse_seek_table(data[-length:], file_bytes=len(data), shard=SHARD)
+    except ShardError as error:
+        _check_error(error, data)
+        return
+    packed, plain = table.packed_edges.tolist(), table.plain_edges.tolist()
+    assert packed[-1] == len(data) - length
+    assert table.tar_bytes == plain[-1]
+    for (start, stop), (begin, end) in zip(pairwise(packed), pairwise(plain), strict=True):
+        assert start < stop
+        try:
+            content = frame_content(
+                data[start:stop],
+                start=start,
+                num_bytes=end - begin,
+                shard=SHARD,
+                max_window_bytes=1 << 20,
+            )
+        except ShardError as error:
+            _check_error(error, data)
+        else:
+            assert len(content) == end - begin
+
+
+def _framed() -> Iterable[bytes]:
+    tar = tar_bytes(sample_members(2))
+    for edges in ((), (700, 700), range(512, len(tar), 512)):
+        yield seekable(tar, edges)
+        yield seekable(tar, edges, checksums=True)
 
 
 # Indexes, manifests, checkpoints.
@@ -415,6 +458,7 @@ TARGETS: Mapping[str, Target] = {
     "tar": Target(check=check_tar, examples=_small_tars, mutate=mutators.tar),
     "gnu_tar": Target(check=check_gnu_tar, examples=_small_tars, mutate=mutators.tar),
     "columns": Target(check=check_columns, examples=_small_tars, mutate=mutators.tar),
+    "seek_table": Target(check=check_seek_table, examples=_framed, mutate=_any),
     "index": Target(check=check_index, examples=_indexes, mutate=mutators.after_length),
     "manifest": Target(check=check_manifest, examples=_manifests, mutate=mutators.json_value),
     "checkpoint": Target(check=check_checkpoint, examples=_states, mutate=mutators.json_value),

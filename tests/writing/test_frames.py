@@ -14,10 +14,11 @@ from webdataset.tariterators import tar_file_iterator
 
 from shardloader.errors import UsageError
 from shardloader.format.index import SampleIndex
+from shardloader.format.seek_table import seek_table
 from shardloader.format.tar_header import END_OF_ARCHIVE
 from shardloader.writing import frames
 from shardloader.writing.chunks import Recipe, chunks_of
-from shardloader.writing.frames import Compression, compress, seek_table
+from shardloader.writing.frames import Compression, compress
 from shardloader.writing.sources.tar_files import TarShards
 from shardloader.writing.tarring import tarred
 from shardloader.writing.write import write_shards
@@ -168,7 +169,7 @@ def test_a_pattern_of_either_ending_names_compressed_shards(tmp_path: Path) -> N
 
 
 def test_a_frame_too_big_for_the_seek_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "_MAX_FRAME_BYTES", 100)
+    monkeypatch.setattr(frames, "MOST_FRAME_BYTES", 100)
     with pytest.raises(UsageError, match="fewer samples a frame"):
         compress(bytes(100), 3)
 
