@@ -7,6 +7,7 @@ outermost members lie where the index says. `look` tells that of the version tha
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from shardloader.errors import ManifestError, StoreError
 from shardloader.format.agreeing import outermost_headers, outermost_hold
 from shardloader.format.tar_header import BLOCK_BYTES
+from shardloader.reading.calls_ahead import both
 from shardloader.reading.ranges import Request, Stretches
 from shardloader.reading.shard import Shard
 
@@ -64,9 +66,7 @@ class RangedShard(Shard):
         Raises ManifestError or ShardError where it is not, NoRangesError where that can't be told.
         """
         version = self.origin.version() if version is None else version
-        bodies = [fetched(self.origin, each.start, each.stop) for each in self.outermost]
-        starts = [each.start for each in self.outermost]
-        if not outermost_hold(self.index, Stretches(starts, bodies)):
+        if not outermost_hold(self.index, self._outermost_blocks()):
             raise ManifestError(
                 f"{self.name}: the shard does not begin and end with what its index says, though "
                 "it has the same size: it was replaced: make index and manifest anew with "
@@ -74,6 +74,11 @@ class RangedShard(Shard):
                 "can tell: give cache=, then it is fetched whole"
             )
         self.version = version
+
+    def _outermost_blocks(self) -> Stretches:
+        asks = [partial(fetched, self.origin, each.start, each.stop) for each in self.outermost]
+        bodies = both(*asks) if len(asks) == 2 else [ask() for ask in asks]
+        return Stretches([each.start for each in self.outermost], bodies)
 
     @property
     def num_bytes(self) -> int:

@@ -340,8 +340,8 @@ class RemoteFile:
 
         return self._ask(read)
 
-    def has_ranges(self) -> bool:
-        """Whether the store gives a part of the file where a part is asked for.
+    def has_ranges(self, *, size: int) -> bool:
+        """Whether the store gives a part of the file, of so many bytes, where a part is asked for.
 
         Servers of HTTP may not; reading a byte tells, and no more is read. Other stores all do.
         """
@@ -349,7 +349,8 @@ class RemoteFile:
             return True
 
         def read(client: Any) -> bool:
-            with client.open(self.url, "rb", cache_type="none") as file:
+            # The size is not asked for: where there are no ranges this one request says it.
+            with client.open(self.url, "rb", cache_type="none", size=size) as file:
                 try:
                     file.seek(1)
                     file.read(1)
