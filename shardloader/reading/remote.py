@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -70,6 +71,8 @@ _CREDENTIALS: Final = re.compile(
     re.IGNORECASE,
 )
 _SERVER: Final = re.compile(r"endpoint|account_?(name|host)", re.IGNORECASE)
+# The right to make a client, by process: one that was forked has a lock that nobody holds.
+_MAKING: Final[dict[int, threading.Lock]] = {}
 _MOST_WORDS: Final = 500  # letters of what a backend says, which may be a page
 _LEAST_SECRET: Final = 4  # letters; shorter values of options are no secrets, and parts of words
 
@@ -235,10 +238,13 @@ class Store:
         return f"{self.scheme} {_PARTS.sub('', place, count=1).partition('/')[0]}"
 
     def _client_here(self) -> Any:
-        """This process's client. Two threads may make one each at first: that harms nothing."""
-        found = self._client
-        if found is None or found[0] != os.getpid():
-            found = self._client = (os.getpid(), self._new_client())
+        """This process's client: one for all threads, since to make one takes a while."""
+        process = os.getpid()
+        lock = _MAKING.get(process) or _MAKING.setdefault(process, threading.Lock())
+        with lock:
+            found = self._client
+            if found is None or found[0] != process:
+                found = self._client = (process, self._new_client())
         return found[1]
 
     def _new_client(self) -> Any:
