@@ -396,11 +396,19 @@ class RemoteFile:
         body = bytes(self._ask(lambda client: client.cat_file(self.url, start=start, end=stop)))
         return body[start:] if len(body) > stop - start else body
 
-    def pieces(self, *, size: int, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    def pieces(
+        self,
+        *,
+        size: int,
+        start: int = 0,
+        stop: int | None = None,
+        all_asked: Callable[[], None] | None = None,
+    ) -> Iterator[bytes]:
         """Yield the bytes start..stop-1 of a file of that size, or all, by requests of 16 MiB.
 
         Once a piece has come as it was asked for, the next two are asked for while it is used. A
         store without ranges gives all in one. Stops early where the store says that the file does.
+        all_asked: called when a piece has come and nothing is left to ask for, maybe again.
         Raises ShortBodyError, a StoreError, where it gives less without saying so.
         """
         end = size if stop is None else stop
@@ -414,6 +422,8 @@ class RemoteFile:
             if len(piece) == to - at:
                 for span in spans[number + 1 + len(coming) : number + 1 + PIECES_AHEAD]:
                     coming.append(begun(partial(self._piece, *span, size)))
+            if all_asked is not None and number + 1 + len(coming) == len(spans):
+                all_asked()
             yield piece
             if at + len(piece) >= end:
                 return
