@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from shardloader.errors import (
     WorldError,
 )
 from shardloader.format.unpacking import Limits
+from shardloader.reading.calls_ahead import both
 from shardloader.reading.diary import Stage
 from shardloader.reading.framed_shard import FramedShard
 from shardloader.reading.frames import without_frames
@@ -114,16 +116,15 @@ class RangeReader:
         whatever is wrong with the shard.
         """
         if self._cache is None:
-            return self._looked_at(shard)
+            return self._looked_at(shard, *self._asked(shard))
         if not self.may_come(shard):
             return None
         opened = None
         try:
-            origin = self._origin(shard)
-            version = origin.version()
-            if self._cache.has(origin, version):
+            version, index = self._asked(shard)
+            if self._cache.has(self._origin(shard), version):
                 return None
-            opened = self._looked_at(shard, version)
+            opened = self._looked_at(shard, version, index)
         except NoRangesError:
             self._end("the store has no ranges")
         except (CacheError, StoreError):
@@ -297,10 +298,13 @@ class RangeReader:
             and int(self._catalog.manifest.sizes[shard]) > LEAST_SHARD_BYTES
         )
 
-    def _looked_at(self, shard: int, version: str | None = None) -> RangedShard | None:
-        """The shard, if it is as indexed; None beyond the limit. version: as shown just now."""
-        catalog, origin = self._catalog, self._origin(shard)
-        index = index_of_remote(
+    def _asked(self, shard: int) -> tuple[str, SampleIndex]:
+        """The version that the store shows of a shard, and its index, asked for at once."""
+        return both(self._origin(shard).version, partial(self._index, shard))
+
+    def _index(self, shard: int) -> SampleIndex:
+        catalog = self._catalog
+        return index_of_remote(
             catalog.source,
             catalog.manifest,
             shard,
@@ -308,13 +312,17 @@ class RangeReader:
             make_way=self._make_way,
             diary=self._diary,
         )
+
+    def _looked_at(self, shard: int, version: str, index: SampleIndex) -> RangedShard | None:
+        """The shard of a version shown just now, if it is as indexed; None beyond the limit."""
+        catalog, origin = self._catalog, self._origin(shard)
         if index.digest != catalog.manifest.index_digests[shard]:
             raise ManifestError(
                 f"{catalog.index_path(shard)}: the index is not the one that the manifest lists: "
                 "make both anew with `shardloader index`"
             )
         if self._has_ranges is None:
-            self._has_ranges = origin.file.has_ranges()
+            self._has_ranges = origin.file.has_ranges(size=origin.file_bytes)
         if not self._has_ranges:
             raise no_ranges(origin.name)
         opened = self._of_index(index, origin, shard)

@@ -8,13 +8,14 @@ and how far, is the caller's affair.
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _T = TypeVar("_T")
+_U = TypeVar("_U")
 
 
 def begun(call: Callable[[], _T]) -> Future[_T]:
@@ -30,6 +31,25 @@ def begun(call: Callable[[], _T]) -> Future[_T]:
     )
     thread.start()
     return future
+
+
+def both(here: Callable[[], _T], beside: Callable[[], _U]) -> tuple[_T, _U]:
+    """What two calls give that are made at the same time, one of them in a thread.
+
+    Raises what one of them raises once both have ended; what `here` raises goes first.
+
+    >>> both(lambda: 3, lambda: 4)
+    (3, 4)
+    """
+    other = begun(beside)
+    try:
+        first = here()
+        return first, other.result()
+    except Exception:
+        wait([other])
+        raise
+    finally:
+        del other  # an error that it holds has this frame, which would hold it
 
 
 def _run(call: Callable[[], _T], future: Future[_T]) -> None:

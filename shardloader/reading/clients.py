@@ -46,6 +46,9 @@ EXTRAS: Final = {
 _NO_LISTINGS_KEPT: Final = {"use_listings_cache": False}
 _MARK: Final = re.compile(r"[?#]")
 
+# Botocore's descriptions of services, by the folders that they lie in. To unpack and parse them is
+# most of what a client of S3 costs, so it is done once; a process that is forked has them as well.
+_MODELS: Final[dict[str | None, Any]] = {}
 
 # What a process that is forked inherits it never lets go of. To close a connection there would take
 # it off the parent's list of those to listen to (epoll, which both have), and let the parent wait.
@@ -122,11 +125,24 @@ def _made(url: str, scheme: str, given: Mapping[str, Any], patience: Patience) -
     client = fsspec.core.url_to_fs(url, skip_instance_cache=True, **options)[0]
     if scheme in S3 and hasattr(client, "retries"):
         client.retries = 1  # s3fs's own, beside those of its botocore
+        if client.session is None:
+            client.session = _session(client.kwargs)
     if scheme in AZURE:
         _settle_azure(client)
     if scheme in HUB and not client._strip_protocol(url).startswith("buckets/"):  # noqa: SLF001 - all backends have it
         return HubFiles(client, patience.stall_s)
     return client
+
+
+def _session(options: Mapping[str, Any]) -> Any:
+    """What s3fs would make: a session with credentials of its own; but the models are shared."""
+    from aiobotocore.session import AioSession
+
+    session = AioSession(**options)
+    path = session.get_config_variable("data_path")
+    models = _MODELS.get(path) or session.get_component("data_loader")
+    session.register_component("data_loader", _MODELS.setdefault(path, models))
+    return session
 
 
 def _new_of_google(options: Mapping[str, Any]) -> Any:

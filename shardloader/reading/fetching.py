@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shardloader")
 
-NUM_THREADS: Final = 2
+NUM_AT_ONCE: Final = 2  # that have bytes to ask for
+NUM_THREADS: Final = NUM_AT_ONCE + 1  # so that a next one begins while the last bytes of one come
 MOST_SAMPLES: Final = 2_000_000  # that are looked through ahead of the reader
 _LOOK_AGAIN_S: Final = 0.5  # after so long it may be time for what was too early
 _GIVES_WAY_S: Final = 5.0  # a request that takes longer is not waited for
@@ -65,6 +67,7 @@ class Fetch:
         self.is_given_up = False
         self.is_awaited = False  # by the reader itself
         self.has_room = False
+        self.is_ending = False  # nothing is left to ask for
         self.is_over = False
         self.page: Page | None = None
         self._session = session
@@ -251,6 +254,12 @@ class Session:
         """Whether the reader waits, and for what is needed sooner."""
         return self._waits > 0 and self.depth_of(shard) > 0
 
+    def has_asked_all(self, fetch: Fetch) -> None:
+        """Another may begin: its first answers take a while, in which the link would be idle."""
+        with self._changed:
+            fetch.is_ending = True
+            self._changed.notify_all()
+
     # What the threads do.
 
     def _run(self) -> None:
@@ -325,7 +334,8 @@ class Session:
             self._file.tell(needs.start, needs.stop, told)
 
     def _next_fetch(self) -> Fetch | None:
-        if self.is_stopped or self._has_no_room:
+        num_asking = sum(not each.is_ending for each in self._fetches.values())
+        if self.is_stopped or self._has_no_room or num_asking >= NUM_AT_ONCE:
             return None
         chosen = next_to_fetch(
             self._coming(self._folder.keys()),
@@ -387,7 +397,7 @@ class Session:
             if size:
                 self._arrivals.came(shard)
                 took = max(0.0, time.monotonic() - began - fetch.paused_s)
-                a_byte = took / NUM_THREADS / size
+                a_byte = took / NUM_AT_ONCE / size
                 self._pace = self._pace._replace(a_byte=_mean(self._pace.a_byte, a_byte))
                 self._sizes[shard] = size
                 of_file = size / max(1, int(self._catalog.manifest.sizes[shard]))
@@ -402,7 +412,14 @@ class Session:
         catalog, shard = self._catalog, fetch.coming.shard
         cache = self._cache.ahead(fetch)
         if catalog.source.store is not None:
-            tar, _ = map_remote(catalog.source, catalog.manifest, shard, cache, diary=self._diary)
+            tar, _ = map_remote(
+                catalog.source,
+                catalog.manifest,
+                shard,
+                cache,
+                diary=self._diary,
+                all_asked=partial(self.has_asked_all, fetch),
+            )
         else:
             tar = map_tar(catalog.shard_path(shard), cache, diary=self._diary)
         if not tar.is_cached:

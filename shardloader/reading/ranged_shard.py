@@ -10,6 +10,7 @@ shard, they are the file's own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from shardloader.errors import ManifestError, StoreError
 from shardloader.format.agreeing import outermost_headers, outermost_hold
 from shardloader.format.tar_header import BLOCK_BYTES
+from shardloader.reading.calls_ahead import both
 from shardloader.reading.ranges import Request, Stretches
 from shardloader.reading.shard import Shard
 
@@ -121,7 +123,8 @@ class RangedShard(Shard):
         requests = [Request(shard=self._number, start=start, stop=stop) for start, stop in ranges]
         if not self._reader.take(requests):
             return None
-        return [fetched(self.origin, start, stop) for start, stop in ranges]
+        asks = [partial(fetched, self.origin, start, stop) for start, stop in ranges]
+        return [*both(*asks)] if len(asks) == 2 else [ask() for ask in asks]
 
     @property
     def num_bytes(self) -> int:

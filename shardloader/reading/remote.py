@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -70,6 +71,8 @@ _CREDENTIALS: Final = re.compile(
     re.IGNORECASE,
 )
 _SERVER: Final = re.compile(r"endpoint|account_?(name|host)", re.IGNORECASE)
+# The right to make a client, by process: one that was forked has a lock that nobody holds.
+_MAKING: Final[dict[int, threading.Lock]] = {}
 _MOST_WORDS: Final = 500  # letters of what a backend says, which may be a page
 _LEAST_SECRET: Final = 4  # letters; shorter values of options are no secrets, and parts of words
 
@@ -235,10 +238,13 @@ class Store:
         return f"{self.scheme} {_PARTS.sub('', place, count=1).partition('/')[0]}"
 
     def _client_here(self) -> Any:
-        """This process's client. Two threads may make one each at first: that harms nothing."""
-        found = self._client
-        if found is None or found[0] != os.getpid():
-            found = self._client = (os.getpid(), self._new_client())
+        """This process's client: one for all threads, since to make one takes a while."""
+        process = os.getpid()
+        lock = _MAKING.get(process) or _MAKING.setdefault(process, threading.Lock())
+        with lock:
+            found = self._client
+            if found is None or found[0] != process:
+                found = self._client = (process, self._new_client())
         return found[1]
 
     def _new_client(self) -> Any:
@@ -340,8 +346,8 @@ class RemoteFile:
 
         return self._ask(read)
 
-    def has_ranges(self) -> bool:
-        """Whether the store gives a part of the file where a part is asked for.
+    def has_ranges(self, *, size: int) -> bool:
+        """Whether the store gives a part of the file, of so many bytes, where a part is asked for.
 
         Servers of HTTP may not; reading a byte tells, and no more is read. Other stores all do.
         """
@@ -349,7 +355,8 @@ class RemoteFile:
             return True
 
         def read(client: Any) -> bool:
-            with client.open(self.url, "rb", cache_type="none") as file:
+            # The size is not asked for: where there are no ranges this one request says it.
+            with client.open(self.url, "rb", cache_type="none", size=size) as file:
                 try:
                     file.seek(1)
                     file.read(1)
@@ -389,11 +396,19 @@ class RemoteFile:
         body = bytes(self._ask(lambda client: client.cat_file(self.url, start=start, end=stop)))
         return body[start:] if len(body) > stop - start else body
 
-    def pieces(self, *, size: int, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    def pieces(
+        self,
+        *,
+        size: int,
+        start: int = 0,
+        stop: int | None = None,
+        all_asked: Callable[[], None] | None = None,
+    ) -> Iterator[bytes]:
         """Yield the bytes start..stop-1 of a file of that size, or all, by requests of 16 MiB.
 
         Once a piece has come as it was asked for, the next two are asked for while it is used. A
         store without ranges gives all in one. Stops early where the store says that the file does.
+        all_asked: called when a piece has come and nothing is left to ask for, maybe again.
         Raises ShortBodyError, a StoreError, where it gives less without saying so.
         """
         end = size if stop is None else stop
@@ -407,6 +422,8 @@ class RemoteFile:
             if len(piece) == to - at:
                 for span in spans[number + 1 + len(coming) : number + 1 + PIECES_AHEAD]:
                     coming.append(begun(partial(self._piece, *span, size)))
+            if all_asked is not None and number + 1 + len(coming) == len(spans):
+                all_asked()
             yield piece
             if at + len(piece) >= end:
                 return

@@ -180,7 +180,7 @@ def _current_index(job: _Job, name: str) -> SampleIndex | None:
     file = job.store.at(name)
     if index is None or index.damage is not None or file.status().size != index.file_bytes:
         return None
-    if index.compressed_bytes is not None or not file.has_ranges():
+    if index.compressed_bytes is not None or not file.has_ranges(size=index.file_bytes):
         return index
     starts = sorted({*outermost_headers(index)})
     bodies = [_block(file, start, index.file_bytes) for start in starts]

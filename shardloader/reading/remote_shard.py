@@ -47,7 +47,8 @@ class RemoteShard:
     """The origin of a remote shard's tar, with what the manifest says of the file.
 
     tar_bytes: of the tar, as its index says; None where that was not looked at. note: is told each
-    version that the store says.
+    version that the store says; all_asked: is called when the last of its bytes have been asked
+    for.
     """
 
     file: RemoteFile
@@ -55,6 +56,7 @@ class RemoteShard:
     content_digest: str | None = None
     tar_bytes: int | None = None
     note: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
+    all_asked: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -105,7 +107,9 @@ class RemoteShard:
         A store without ranges gives all from `start` on.
         """
         try:
-            yield from self.file.pieces(size=self.file_bytes, start=start, stop=stop)
+            yield from self.file.pieces(
+                size=self.file_bytes, start=start, stop=stop, all_asked=self.all_asked
+            )
         except ShortBodyError as error:
             if error.first and packing_of(error.first) is None:
                 check_beginning(error.first, shard=self.name)
@@ -205,11 +209,13 @@ def map_remote(
     make_way: Callable[[], None] | None = None,
     diary: Diary | None = None,
     versions: MutableMapping[int, str] | None = None,
+    all_asked: Callable[[], None] | None = None,
 ) -> tuple[Tar, SampleIndex]:
     """Map a remote shard's tar and its index, fetched if they are not in the cache yet.
 
     versions: of the shards that were mapped before, by their numbers, and after this of this one.
     The store is asked nothing of one that is in the cache still, as if it had stayed open.
+    all_asked: called when the last bytes of a tar that is fetched have been asked for.
     """
     diary = diary or Diary()
     index = index_of_remote(source, manifest, shard, cache, make_way=make_way, diary=diary)
@@ -218,7 +224,8 @@ def map_remote(
     known = versions.get(shard)
     data = None if known is None else cache.tar_again(remote, known, diary=diary)
     if data is None:
-        asked = replace(remote, note=partial(versions.__setitem__, shard))
+        note = partial(versions.__setitem__, shard)
+        asked = replace(remote, note=note, all_asked=all_asked)
         data = _twice(lambda: cache.tar(asked, make_way=make_way, diary=diary))
     is_packed = index.compressed_bytes is not None
     called = unpacked_name(remote.name) if is_packed else remote.name

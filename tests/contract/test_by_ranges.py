@@ -6,6 +6,7 @@ HTTP with a server that counts what it is asked for.
 
 from __future__ import annotations
 
+import threading
 import time
 from itertools import islice
 from pathlib import Path
@@ -125,11 +126,29 @@ def test_no_batch_waits_for_a_whole_shard_as_long_as_ranges_may_come(
 def test_a_shard_that_is_opened_by_ranges_is_asked_for_its_version_once(server, cache, with_cache):
     catalog = open_catalog(server.url, cache=cache if with_cache else None)
     with ShardPool(catalog, is_glance=True) as pool:
+        for shard, num_gets in ((0, 3), (2, 2)):  # the first tells whether the store has ranges
+            server.asked.clear()
+            assert pool[shard].is_ranged
+            name = f"shard-{shard:04d}.tar"
+            index = ("GET", f"{name}.index")
+            assert server.asked == {("HEAD", name): 1, index: 1, ("GET", name): num_gets}
+
+
+@pytest.mark.parametrize("with_cache", [False, True])
+def test_a_shard_is_opened_by_ranges_in_the_time_of_two_requests(server, cache, with_cache):
+    """Version and index at once; then both outermost headers."""
+    catalog = open_catalog(server.url, cache=cache if with_cache else None)
+    with ShardPool(catalog, is_glance=True) as pool:
         assert pool[0].is_ranged  # and the store was asked whether it has ranges
-        server.asked.clear()
+        content, two = server.content, threading.Barrier(2)
+
+        def together(path):
+            two.wait(HANG_S)
+            return content(path)
+
+        server.content = together
         assert pool[2].is_ranged
-    name = "shard-0002.tar"
-    assert server.asked == {("HEAD", name): 1, ("GET", f"{name}.index"): 1, ("GET", name): 2}
+        server.content = content
 
 
 @pytest.mark.parametrize("kind", ["nginx", "s3", "gcs", "azurite", "hub"])

@@ -63,6 +63,7 @@ def ahead(catalog):
 
 @pytest.fixture
 def one_thread(monkeypatch):
+    monkeypatch.setattr(fetching, "NUM_AT_ONCE", 1)
     monkeypatch.setattr(fetching, "NUM_THREADS", 1)
 
 
@@ -207,6 +208,7 @@ def test_a_copy_of_some_version_is_not_taken_for_what_is_read_by_ranges():
 
 
 def test_what_the_plan_has_passed_is_not_fetched_any_more(ahead, catalog, store, monkeypatch):
+    monkeypatch.setattr(fetching, "NUM_AT_ONCE", 1)
     monkeypatch.setattr(fetching, "NUM_THREADS", 1)
     gate = store.hold(5)
     ahead.begin(steps_of([5, 2, 7]))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from shardloader.reading import fetching
+from shardloader.reading import fetching, remote
 from shardloader.reading.cache import Cache, key_of_identity
 from shardloader.reading.cache_folder import CacheFolder
 from shardloader.reading.cached_sizes import goes_through_cache
@@ -125,6 +125,7 @@ def begin(catalog):
 def test_what_comes_next_is_fetched_first_and_no_more_than_the_bound(
     begin, catalog, store, size, monkeypatch
 ):
+    monkeypatch.setattr(fetching, "NUM_AT_ONCE", 1)
     monkeypatch.setattr(fetching, "NUM_THREADS", 1)
     ahead = begin([5, 2, 7, 0, 1, 3, 4, 6], 2 * size)
     ahead.move_to(0, 1)
@@ -140,6 +141,26 @@ def test_what_comes_next_is_fetched_first_and_no_more_than_the_bound(
         4.0,
         5.0,
     }
+
+
+def test_a_third_begins_when_nothing_is_left_to_ask_for_of_one_of_two(
+    begin, catalog, store, size, monkeypatch
+):
+    """So that the link is not idle while its first answers are waited for."""
+    monkeypatch.setattr(remote, "PIECE_BYTES", -(-size // 3))
+    first, other = store.hold(2), store.hold(5)
+    ahead = begin([2, 5, 7], 9 * size)
+    ahead.move_to(0, 1)
+    eventually(lambda: store.gets([2, 5, 7]) == {2: 1, 5: 1, 7: 0})
+    session = ahead._here
+    with session._changed:
+        assert session._next_fetch() is None
+    rest = store.hold(2)
+    first.set()
+    eventually(lambda: there(catalog) == {7})
+    rest.set()
+    other.set()
+    eventually(lambda: there(catalog) == {2, 5, 7})
 
 
 def test_one_shard_is_fetched_ahead_though_it_is_larger_than_the_bound(begin, catalog):

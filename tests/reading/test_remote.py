@@ -6,6 +6,8 @@ import itertools
 import logging
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import aiohttp
 import fsspec
@@ -14,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from shardloader.errors import MissingExtraError, StoreError, UsageError, WorldError
 from shardloader.reading import remote
-from shardloader.reading.clients import client_options
+from shardloader.reading.clients import client_options, new_client
 from shardloader.reading.counts import CountRow, Counts
 from shardloader.reading.patience import Patience
 from shardloader.reading.remote import ShortBodyError, Store
@@ -263,6 +265,45 @@ def expiring():
     Expiring.made, Expiring.allowed = 0, 3
     fsspec.filesystem("memory").pipe_file("/expiring/a.tar", CONTENT * 4)
     return Store("expiring://expiring", {"token": "t0psecret"}, QUICK)
+
+
+def test_clients_of_s3_share_what_they_know_of_the_service_and_no_credentials(monkeypatch):
+    pytest.importorskip("s3fs")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    options = {"endpoint_url": "http://127.0.0.1:9"}
+    sessions = []
+    for name in ("first", "second"):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", name)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        client = new_client("s3://bucket/a", "s3", options, Patience())
+        client.connect()
+        assert client.s3._request_signer._credentials.access_key == name
+        sessions.append(client.session)
+    models = [session.get_component("data_loader") for session in sessions]
+    assert sessions[0] is not sessions[1]
+    assert models[0] is models[1]
+
+
+def test_threads_that_ask_at_once_have_one_client(server, monkeypatch):
+    two, made = threading.Barrier(2), []
+
+    def new(*given):
+        with suppress(threading.BrokenBarrierError):
+            two.wait(0.2)  # another thread would get here meanwhile
+        made.append(new_client(*given))
+        return made[-1]
+
+    monkeypatch.setattr(remote, "new_client", new)
+    file = file_of(server)
+    with ThreadPoolExecutor(2) as threads:
+        assert len(list(threads.map(lambda _: file.status(), range(2)))) == 2
+    assert len(made) == 1
+
+
+def test_an_option_that_s3fs_does_not_know_is_an_error_that_names_it():
+    pytest.importorskip("s3fs")
+    with pytest.raises(UsageError, match="nonsense"):
+        Store("s3://bucket/a", {"nonsense": 1}, QUICK).at("a.tar").status()
 
 
 def test_after_credentials_expire_a_new_client_goes_on_at_the_offset(expiring):
