@@ -10,6 +10,7 @@ shardloader are measured always. `--small` has twenty times fewer samples, for a
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import shlex
 import sys
@@ -115,6 +116,8 @@ def report(given: argparse.Namespace) -> dict[str, Any]:
     turns = planned(chosen, options)
     make_forms(turns, options)
     make_forms(turns, options.of_checks)
+    for folder in ("shardloader", "benchmarks"):  # as pip did with all others
+        compileall.compile_dir(folder, quiet=1)
     about["versions"] = measure(turns, options, say)
     series = [turn.series for turn in turns]
     found = {

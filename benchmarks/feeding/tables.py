@@ -126,7 +126,8 @@ METHOD: Final = """\
 Every figure is the median of the rounds, with the least and the most. Each measurement is a process
 of its own; rounds are interleaved. The clock runs from the call of `iter` (imports and opening lie
 before, workers are started after) to the corpus's end; a loader that takes longer than the limit is
-stopped there, and its figure is of what came until then. Page cache warm. Before the first round
+stopped there, and its figure is of what came until then. Page cache warm, Python's byte code made
+before. Before the first round
 all that a loader gives in one pass over a tenth of the corpus was compared with it, by a digest
 that does not depend on the order; a loader whose digest differs is listed as failed.
 

@@ -19,6 +19,7 @@ from shardloader.errors import (
     ShardLoaderError,
     StoreError,
 )
+from shardloader.planning.lanes import distinct
 from shardloader.reading.cached_sizes import CachedSizes, any_goes_through_cache
 from shardloader.reading.columns import Spans, column_of, is_quick
 from shardloader.reading.decode import located
@@ -184,7 +185,7 @@ class SampleReader:
 
     def keep_open(self, shards: NDArray[np.int64]) -> None:
         """Close all shards but these, int64 of any shape, which come next."""
-        self._pool.keep_only(np.unique(shards).tolist())
+        self._pool.keep_only(distinct(shards.ravel()).tolist())
 
     @property
     def waits_for_a_store(self) -> bool:
