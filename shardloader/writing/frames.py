@@ -39,6 +39,11 @@ class Compression:
         """Whether a frame ends here."""
         return num_samples >= self.frame_samples or plain_bytes >= FULL_FRAME_BYTES
 
+    @property
+    def full_bytes(self) -> int:
+        """Bytes of tar with which a frame is full, however few samples they are."""
+        return FULL_FRAME_BYTES
+
     def end_bytes(self, num_frames: int) -> int:
         """Bytes that follow the last frame of samples, of which there are so many."""
         return len(self.end) + seek_table_bytes(num_frames + 1)

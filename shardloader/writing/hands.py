@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, Self
 
 from shardloader.writing.chunks import chunks_of
+from shardloader.writing.contents import outline_of
 from shardloader.writing.shard_file import FrameFile, ShardFile, partial_name
 
 if TYPE_CHECKING:
@@ -99,8 +100,10 @@ class OwnHands:
                 for sample in chunk.samples[run.first : run.last]:
                     file.add(sample)
             else:
-                samples = chunk.samples[run.first : run.last]
-                self._opened_framed(run).add_frame(chunk.frame_bytes(run.frame), samples)
+                samples = [chunk.samples[at] for at in run.frame.samples]
+                keys = [sample.key for sample in samples]
+                frame = chunk.frame_bytes(run.frame)
+                self._opened_framed(run).add_frame(frame, keys, outline_of(samples))
 
     def close(self, closed: Closed) -> None:
         """Seal a shard, once all that was put into it is there."""

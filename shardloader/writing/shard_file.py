@@ -21,8 +21,7 @@ from shardloader.format.tar_header import END_OF_ARCHIVE
 from shardloader.reading.source import INDEX_SUFFIX
 from shardloader.reading.store import WRITE_BYTES
 from shardloader.writing.beside import Beside
-from shardloader.writing.contents import Contents, outline_alike, outline_of
-from shardloader.writing.tarring import pieces_of, tar_of
+from shardloader.writing.contents import Contents
 from shardloader.writing.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardloader.format.index import SampleIndex
+    from shardloader.writing.contents import Outline
     from shardloader.writing.frames import Compression
     from shardloader.writing.layout import Limits
     from shardloader.writing.tarring import TarredSample
@@ -137,14 +137,14 @@ class ShardFile:
             return
         # where most is headers and small fields they are joined; a big field is not copied again
         are_small = waiting.num_bytes < _BIG_BYTES * len(waiting)
-        samples = waiting.samples
-        if samples:
-            self._output.write([tar_of(samples)] if are_small else pieces_of(samples))
-            self._contents.add(outline_of(samples))
+        pieces: Sequence[bytes | bytearray]
+        if are_small:
+            tar, outline = waiting.tar()
+            pieces = (tar,)
         else:
-            members = waiting.members()
-            self._output.write([members.tar()] if are_small else members.pieces())
-            self._contents.add(outline_alike(waiting.fields, members.sizes))
+            pieces, outline = waiting.pieces()
+        self._output.write(pieces)
+        self._contents.add(outline)
         self._written_bytes += waiting.num_bytes
         waiting.clear()
 
@@ -171,11 +171,11 @@ class FrameFile:
         """The file's size if it were sealed now."""
         return self._frames_bytes + self._compression.end_bytes(len(self._frames))
 
-    def add_frame(self, frame: bytes, samples: Sequence[TarredSample]) -> None:
-        """Append a frame of samples, whose keys are new to this shard."""
+    def add_frame(self, frame: bytes, keys: Sequence[str], outline: Outline) -> None:
+        """Append a frame of samples: their keys, which are new to this shard, and their outline."""
         start = self._contents.tar_bytes
-        self.keys.update(dict.fromkeys([sample.key for sample in samples]))
-        self._contents.add(outline_of(samples))
+        self.keys.update(dict.fromkeys(keys))
+        self._contents.add(outline)
         plain_bytes = self._contents.tar_bytes - start
         self._frames.append((len(frame), plain_bytes))
         self._frames_bytes += len(frame)

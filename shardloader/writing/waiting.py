@@ -11,12 +11,14 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardloader.format.tar_header import BLOCK_BYTES
+from shardloader.writing.contents import outline_alike, outline_of
 from shardloader.writing.encode import encoded, field_layout, is_plain_key
-from shardloader.writing.tarring import members_alike, ordinary_sample
+from shardloader.writing.tarring import members_alike, ordinary_sample, pieces_of, tar_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shardloader.writing.contents import Outline
     from shardloader.writing.encode import Layout
     from shardloader.writing.tarring import Members, TarredSample
 
@@ -108,22 +110,36 @@ class Waiting:
         self._alike.append(data)
         return True
 
-    def members(self) -> Members:
-        """Give the members of samples that are alike."""
-        return members_alike(self._last_keys(), self.fields, self._alike)
+    def tar(self) -> tuple[bytes | bytearray, Outline]:
+        """Give their bytes, and what an index says of them."""
+        if self.samples:
+            return tar_of(self.samples), outline_of(self.samples)
+        members = self._members()
+        return members.tar(), outline_alike(self.fields, members.sizes)
+
+    def pieces(self) -> tuple[list[bytes], Outline]:
+        """Give the same in pieces: big data is not copied."""
+        if self.samples:
+            return pieces_of(self.samples), outline_of(self.samples)
+        members = self._members()
+        return members.pieces(), outline_alike(self.fields, members.sizes)
+
+    def waiting_keys(self) -> list[str]:
+        """Give their keys."""
+        return [*islice(reversed(self.keys), len(self))][::-1]
 
     def clear(self) -> None:
         """Have none wait any more."""
         self.samples, self._alike = [], []
         self._num_bytes = self._allowed_bytes = self._left_bytes = 0
 
-    def _last_keys(self) -> list[str]:
-        """Give the keys of samples that are alike."""
-        return [*islice(reversed(self.keys), len(self._alike))][::-1]
+    def _members(self) -> Members:
+        """Give the members of samples that are alike."""
+        return members_alike(self.waiting_keys(), self.fields, self._alike)
 
     def _mix(self) -> None:
         """Keep what is alike as samples, since others are to follow."""
         if self._alike:
-            rows = zip(self._last_keys(), self._alike, strict=True)
+            rows = zip(self.waiting_keys(), self._alike, strict=True)
             self.samples = [ordinary_sample(key, self.fields, data) for key, data in rows]
             self._alike = []

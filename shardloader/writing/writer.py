@@ -127,6 +127,7 @@ class ShardWriter:
         self._shard: ShardFile | FrameFile | None = None  # that is open; one of the next two
         self._plain: ShardFile | None = None
         self._framed: FrameFile | None = None
+        self._taker: ShardFile | Framing | None = None  # that takes samples like the one before
         self._framing = Framing(self._compression) if self._compression is not None else None
         self._last_key: str | None = None
         self._manifest: Manifest | None = None
@@ -147,7 +148,7 @@ class ShardWriter:
     def num_samples(self) -> int:
         """The number of samples written, those of the open shard included."""
         in_open = self._shard.num_samples if self._shard else 0
-        return self._full_samples + in_open + len(self._framing or ())
+        return self._full_samples + (len(self._framing.keys) if self._framing else in_open)
 
     @property
     def total_bytes(self) -> int:
@@ -170,9 +171,9 @@ class ShardWriter:
         Raises SampleError, naming key and field, for what would not read back the same; nothing
         of such a sample is written and the writer stays usable.
         """
-        plain = self._plain
+        taker = self._taker
         try:
-            if plain is not None and plain.take(sample):
+            if taker is not None and taker.take(sample):
                 return
         except SampleError:
             raise
@@ -190,6 +191,7 @@ class ShardWriter:
             return
         if self._state != "open":
             self._open()
+        self._taker = None
         try:
             if self._framing is not None:
                 self._framing.pack()
@@ -213,7 +215,7 @@ class ShardWriter:
         was_open, self._state = self._state == "open", _BROKEN_OFF
         self._manifest = None
         shard, self._shard = self._shard, None
-        self._plain = self._framed = None
+        self._plain = self._framed = self._taker = None
         try:
             if self._framing is not None:
                 self._framing.end()
@@ -282,8 +284,8 @@ class ShardWriter:
             else:
                 self._add_to_frame(members, self._framing)
             self._last_key = members.key
-            if self._plain is not None and members.made is None:
-                self._plain.expect(tuple(sample), self._limits)
+            if members.made is None:
+                self._expect(tuple(sample))
         except BaseException:  # also Ctrl-C: half a write can't be taken back
             self.abort()
             raise
@@ -292,12 +294,20 @@ class ShardWriter:
         """Stop in a forked child: the writer, its file and its lock are the parent's."""
         if self._state == "open":
             self._state = _LEFT_TO_PARENT
-            self._plain = None  # which would take samples
+            self._taker = None
 
     def _check_key_is_new(self, key: str) -> None:
-        is_here = self._shard is not None and key in self._shard.keys
-        if key == self._last_key or is_here or key in (self._framing or ()):
+        open_ones = self._framing or self._shard
+        if key == self._last_key or (open_ones is not None and key in open_ones.keys):
             raise SampleError(written_before(key))
+
+    def _expect(self, names: tuple[str, ...]) -> None:
+        """Have the next samples taken in a moment, if they have these entries too."""
+        if self._framing is not None:
+            self._framing.expect(names, self._limits.max_samples)
+        elif self._plain is not None:
+            self._plain.expect(names, self._limits)
+        self._taker = self._framing or self._plain
 
     def _add(self, sample: TarredSample) -> None:
         shard = self._shard
@@ -313,22 +323,19 @@ class ShardWriter:
 
     def _add_to_frame(self, sample: TarredSample, framing: Framing) -> None:
         framing.add(sample)
-        if self._may_be_full(framing):
+        max_samples = self._limits.max_samples
+        if len(framing.keys) >= max_samples:  # if those without a place all come into this shard
             self._place_frames(framing)
-        is_full = self._may_be_full(framing)
+        is_full = len(framing.keys) >= max_samples
         if is_full or framing.is_full:
             framing.pack()
         while framing.is_ahead:
             self._place_frame(framing)
         if is_full:
             self._place_frames(framing)
-        if self._shard is not None and self._shard.num_samples >= self._limits.max_samples:
+        if self._shard is not None and self._shard.num_samples >= max_samples:
             self._finish_shard()
-
-    def _may_be_full(self, framing: Framing) -> bool:
-        """Whether the samples that have no place yet fill the shard, if they all come into it."""
-        in_shard = self._shard.num_samples if self._shard else 0
-        return in_shard + len(framing) >= self._limits.max_samples
+            framing.begin_shard()
 
     def _place_frames(self, framing: Framing) -> None:
         """Place all frames under way."""
@@ -337,15 +344,16 @@ class ShardWriter:
 
     def _place_frame(self, framing: Framing) -> bool:
         """Add the first frame under way to the shard or to a new one; False if there is none."""
-        packed = framing.take()
+        packed = framing.next()
         if packed is None or self._compression is None:
             return False
         added = len(packed.frame) + ENTRY_BYTES
         if self._shard is not None and self._shard.size_bytes + added > self._limits.max_bytes:
             self._finish_shard()
+            framing.begin_shard(packed)
         if self._framed is None:
             self._framed = self._shard = FrameFile(*self._next_file(), self._compression)
-        self._framed.add_frame(packed.frame, packed.samples)
+        self._framed.add_frame(*packed)
         return True
 
     def _next_file(self) -> tuple[Path, str]:
@@ -363,6 +371,8 @@ class ShardWriter:
         if size_bytes < _BIG_BYTES:
             self._finishing.finish()
         self._shard = self._plain = self._framed = None
+        if self._framing is None:
+            self._taker = None
         self._full_shards += 1
         self._full_samples += num_samples
         self._full_bytes += size_bytes

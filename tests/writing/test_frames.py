@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import struct
 import tarfile
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from shardloader.format.tar_header import END_OF_ARCHIVE
 from shardloader.writing import frames
 from shardloader.writing.chunks import Recipe, chunks_of
 from shardloader.writing.frames import Compression, compress
+from shardloader.writing.sources.mapping import parse_choice
+from shardloader.writing.sources.opening import open_source
 from shardloader.writing.sources.tar_files import TarShards
 from shardloader.writing.tarring import tarred
 from shardloader.writing.write import write_shards
@@ -179,3 +182,27 @@ def test_how_long_the_end_of_a_shard_is_is_known_before() -> None:
     for num_frames in (0, 1, 7):
         table = seek_table([(1, 2)] * num_frames + [(len(compression.end), len(END_OF_ARCHIVE))])
         assert compression.end_bytes(num_frames) == len(compression.end) + len(table)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_key_that_comes_again_within_a_frame_is_left_out_of_frame_and_index(
+    tmp_path: Path, workers: int
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    keys = [f"k{number if number != 5 else 3}" for number in range(20)]
+    rows.write_text("".join(f'{{"id": "{key}", "text": "of {key}"}}\n' for key in keys))
+    source = open_source([str(rows)], choice=parse_choice("id", ["txt=text"]))
+    options: dict[str, Any] = {"frame_samples": 8, "max_samples": 12, "workers": workers}
+    written = write_shards(source, tmp_path / "out", compression="zstd", on_error="skip", **options)
+    assert written.num_refused == 1
+    back = read_dataset(tmp_path / "out")
+    assert [(key, fields["txt"]) for key, fields in back] == [
+        (key, f"of {key}".encode()) for number, key in enumerate(keys) if number != 5
+    ]
+    for name in written.manifest.names:
+        index = SampleIndex.from_buffer(
+            (tmp_path / "out" / f"{name}.index").read_bytes(), name=name
+        )
+        tar = tar_of(tmp_path / "out" / name)
+        built, _ = SampleIndex.build(tar, shard=name)
+        assert replace(index, compressed_bytes=None).digest == built.digest
