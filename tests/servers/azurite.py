@@ -12,9 +12,11 @@ import subprocess
 import tempfile
 from base64 import b64encode
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.servers.processes import HANG_S, ROOT, kept
+from tests.servers.putting import put_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,9 +67,7 @@ class Azurite:
     def put_folder(self, container: str, folder: Path, below: str = "corpus") -> str:
         """Put a folder's files into a container, which is made; give their URL."""
         self.put(container)
-        for file in sorted(folder.rglob("*")):
-            if file.is_file():
-                self.put(container, f"{below}/{file.relative_to(folder)}", file.read_bytes())
+        put_files(partial(self.put, container), folder, below)
         return f"az://{container}/{below}"
 
     def close(self) -> None:
