@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from shardloader.errors import UsageError, WorldError
 from shardloader.format.index import SampleIndex
 from shardloader.format.samples import split_name
+from shardloader.writing.sources.files import find_files
 from shardloader.writing.sources.folder_tree import FolderTree, TreeSample, arrange
 from shardloader.writing.sources.mapping import parse_choice
 from shardloader.writing.sources.trees import Entry
@@ -349,3 +351,20 @@ def test_a_name_is_utf8_in_any_locale(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert read_dataset(tmp_path / "tree") == [("é/猫", {"txt": b"a cat"})]
     assert read_dataset(tmp_path / "rows") == [("ü/000000000", {"json": b'{"a": 1}'})]
+
+
+def test_an_empty_file_that_stands_for_a_folder_on_a_store_is_none(tmp_path: Path) -> None:
+    """As Azure's tools leave them, and its file system lists them beside the folder."""
+    url, memory = f"memory://marks{tmp_path}", fsspec.filesystem("memory")
+    for name in ("train.v1/a.txt", "train.v1", "rows.parquet/0.parquet", "rows.parquet"):
+        memory.pipe_file(f"{url}/{name}", b"x" if "/" in name else b"")
+    memory.pipe_file(f"{url}/empty.txt", b"")
+    source = FolderTree(url)
+    assert [sample.key for sample in samples_of(source)] == [
+        "empty",
+        "rows.parquet/0",
+        "train.v1/a",
+    ]
+    assert not source.survey().skipped
+    assert [file.name for file in find_files([f"{url}/rows.parquet"])] == ["0.parquet"]
+    assert "rows.parquet" not in [file.name for file in find_files([url])]
