@@ -90,9 +90,9 @@ class FileSource:
         return {"kind": self.kind, "choice": self._choice.about}
 
     @property
-    def chosen(self) -> tuple[tuple[str, str], ...]:
+    def chosen(self) -> dict[str, tuple[str, ...]]:
         """The fields that are asked for, and the columns or fields that they are taken from."""
-        return self._choice.pairs
+        return self._choice.by_field
 
     @property
     def beside(self) -> dict[str, bytes]:
