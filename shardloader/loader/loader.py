@@ -30,6 +30,7 @@ from shardloader.order.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Self
 
     import torch
 
@@ -41,14 +42,14 @@ if TYPE_CHECKING:
 class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no types
     """Batches of a ShardDataset for this rank.
 
-    dataset; batch_size: samples a rank and step, by default 1; num_workers: worker processes, 0
+    dataset; batch_size: samples a rank and step, "default" for 1; num_workers: worker processes, 0
     for none; collate_fn: list of samples -> batch, by default arrays stacked and all else in
     lists; meta: which `__...__` entries a batch carries, "all", "mask" or "none". accumulate: steps
     whose gradients make one optimiser step. global_batch: samples of an optimiser step over all
-    ranks; batch_size, then the most that a rank takes at once (None or left out: its whole share),
-    and accumulate follow from it and from the number of ranks. agreement_timeout: seconds that
-    ranks wait for each other before an epoch, to compare what they are about to read, where
-    torch.distributed is initialised.
+    ranks; batch_size, then the most that a rank takes at once (its whole share for None or
+    "default"), and accumulate follow from it and from the number of ranks. agreement_timeout:
+    seconds that ranks wait for each other before an epoch, to compare what they are about to read,
+    where torch.distributed is initialised.
     decode_threads: threads that decode images, and fields with functions of your own, some batches
     ahead where num_workers is 0; by default one a core that this rank may use, none for 0.
     quarantine: a folder in which each rank lists its bad samples, one JSON object a line; with
@@ -197,11 +198,17 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
             "of its own: iterate it. For samples by number: loader.dataset.source.as_map()"
         )
 
+    def __copy__(self) -> Self:
+        """The same position and workers under another name, as copies that share all are."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refused: pickled or copied it would be a second reader with the same position."""
+        """Refused: pickled or copied deeply it would be a second reader of the same position."""
         raise UnsupportedError(
             "a ShardLoader belongs to its process, with its workers and its place among the ranks, "
-            "and is not pickled or copied: send the dataset (loader.dataset.source) and "
+            "and is not pickled or copied deeply: send the dataset (loader.dataset.source) and "
             "loader.state_dict(), and there make a ShardLoader and load the state"
         )
 

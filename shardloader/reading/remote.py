@@ -100,7 +100,8 @@ class Store:
     """A folder on a remote store, and the options that fsspec's file system is made with.
 
     An option "patience" is a mapping of what Patience has. counts: of what is asked of it.
-    It travels to other processes without its client and its counts. Its repr shows no secret.
+    It travels to other processes without its client and its counts, with whether it has answered.
+    Its repr shows no secret.
     """
 
     __slots__ = ("_client", "_is_known", "_options", "_url", "counts", "patience")
@@ -121,7 +122,8 @@ class Store:
         return f"Store({self.name!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (Store, (self._url, self._options, self.patience))
+        known = None, {"_is_known": self._is_known}
+        return (Store, (self._url, self._options, self.patience), known)
 
     def counted_in(self, counts: CountRow) -> Store:
         """The same folder, by the same client; what is asked of it counts elsewhere."""
@@ -225,8 +227,8 @@ class Store:
             return
         self._is_known = True
         logger.warning(
-            "%s: the store has given nothing yet (%s): it is asked %d times, with waits of %.3g s "
-            "in all; meanwhile look whether URL and endpoint are right",
+            "%s: the store has given nothing yet (%s): it is asked %d times, with waits of up "
+            "to %.3g s in all; meanwhile look whether URL and endpoint are right",
             shown,
             failure.words,
             self.patience.attempts,

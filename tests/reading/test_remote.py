@@ -382,10 +382,11 @@ def test_a_store_that_gives_nothing_at_first_is_told_of_at_once_and_once(server,
         assert file.whole() == CONTENT
     (told,) = caplog.messages
     assert "the store has given nothing yet" in told
-    assert "asked 4 times, with waits of 0.05 s in all" in told
+    assert "asked 4 times, with waits of up to 0.05 s in all" in told
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="shardloader"):
         assert other.whole() == CONTENT
-        server.faults["GET", "corpus/a.tar"] = ["503"]
-        assert other.whole() == CONTENT  # it is known to be there
+        for known in (other, pickle.loads(pickle.dumps(other))):  # to be there
+            server.faults["GET", "corpus/a.tar"] = ["503"]
+            assert known.whole() == CONTENT
     assert not caplog.messages

@@ -8,6 +8,7 @@ import os
 import fsspec
 
 from shardloader.reading import remote
+from shardloader.reading.clients import new_client
 from shardloader.reading.decode import resolve
 from shardloader.reading.indexing import index_dataset
 from shardloader.reading.verifying import verify_dataset
@@ -80,7 +81,7 @@ def test_each_process_makes_one_client_of_a_store(tmp_path, monkeypatch):
     index_dataset(corpus_of(tmp_path, shards=9))
     url = f"memory://verified{tmp_path}"
     fsspec.filesystem("memory").put(f"{tmp_path}/", f"{url}/", recursive=True)
-    made, new_client = tmp_path / "made", remote.new_client
+    made = tmp_path / "made"
 
     def noted(*args):
         with made.open("a") as file:  # which all processes have

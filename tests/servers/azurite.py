@@ -57,10 +57,17 @@ class Azurite:
         """Options of a file system that reads it, there or behind another URL."""
         return {"connection_string": self._connection(url or self.url)}
 
-    def put(self, container: str, name: str = "", data: bytes = b"") -> None:
+    def put(
+        self,
+        container: str,
+        name: str = "",
+        data: bytes = b"",
+        metadata: dict[str, str] | None = None,
+    ) -> None:
         """Make a container, or put a blob into one."""
         if name:
-            self._client.get_blob_client(container, name).upload_blob(data, overwrite=True)
+            blob = self._client.get_blob_client(container, name)
+            blob.upload_blob(data, overwrite=True, metadata=metadata)
         else:
             self._client.create_container(container)
 

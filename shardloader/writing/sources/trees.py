@@ -137,8 +137,8 @@ class StoreTree:
                 return []
             folder = client._strip_protocol(url).rstrip("/")  # noqa: SLF001
             inside = [each for each in listed if each["name"].rstrip("/") != folder]
-            if listed and not inside and prefix == "" and listed[0]["type"] != "directory":
-                raise UsageError(f"the source is a folder, and {self.shown!r} is a file")
+            if listed and not inside and listed[0]["type"] != "directory":
+                raise self._hidden(prefix)
             return without_marks([_stored(prefix, each) for each in inside])
 
         return self._store.ask(found, shown=self.shown, wanted="list its files")
@@ -151,6 +151,16 @@ class StoreTree:
             for file in some:
                 name = self._store.at(file.path).name
                 yield _unchanged(found[file] if file.size else b"", file, name)
+
+    def _hidden(self, prefix: str) -> UsageError:
+        """The error of a file that is listed where a folder was asked for."""
+        if prefix == "":
+            return UsageError(f"the source is a folder, and {self.shown!r} is a file")
+        name = self._store.at(prefix.rstrip("/")).name
+        return UsageError(
+            f"{name} is a folder, and the store lists only an empty file of that name in its "
+            "place: remove that file"
+        )
 
     def _fetched(self, files: Sequence[Wanted]) -> list[bytes]:
         urls = [self._store.at(file.path).url for file in files]
@@ -170,11 +180,11 @@ class StoreTree:
 
 
 def without_marks(entries: list[Entry]) -> list[Entry]:
-    """Leave out the empty files that stand for folders, which some stores list beside these."""
+    """Leave out what stands for folders that are listed beside it: empty files, and doubles."""
     folders = {entry.path[:-1] for entry in entries if entry.kind == "folder"}
     return [
         entry
-        for entry in entries
+        for entry in dict.fromkeys(entries)
         if entry.kind != "file" or entry.size or entry.path not in folders
     ]
 

@@ -112,9 +112,11 @@ def test_a_field_is_taken_from_a_column_once() -> None:
 
 
 def test_files_may_call_a_column_differently(tmp_path) -> None:
+    place = tmp_path / "in"
+    place.mkdir()
     for name, column in (("a", "caption"), ("b", "text")):
         columns = {"id": [name], column: [f"of {name}"]}
-        pa.parquet.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+        pa.parquet.write_table(pa.table(columns), place / f"{name}.parquet")
     choice = parse_choice("id", ["txt=caption", "txt=text"])
-    write_shards(open_source([str(tmp_path)], choice=choice), tmp_path / "out")
+    write_shards(open_source([str(place)], choice=choice), tmp_path / "out")
     assert read_dataset(tmp_path / "out") == [("a", {"txt": b"of a"}), ("b", {"txt": b"of b"})]
