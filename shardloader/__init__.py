@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         StaleIteratorError,
         StoreError,
         TopologyError,
+        UnsupportedError,
         UsageError,
         WorldError,
     )
@@ -83,6 +84,7 @@ __all__ = [
     "StoreError",
     "Topology",
     "TopologyError",
+    "UnsupportedError",
     "UsageError",
     "WorldError",
     "__version__",
@@ -119,6 +121,7 @@ _HOMES = {
     "StoreError": _ERRORS,
     "Topology": "shardloader.order.topology",
     "TopologyError": _ERRORS,
+    "UnsupportedError": _ERRORS,
     "UsageError": _ERRORS,
     "WorldError": _ERRORS,
     "loss_scale": "shardloader.loader.loss",

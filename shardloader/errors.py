@@ -6,7 +6,8 @@
     |   |-- CheckpointError             the state does not belong to this loader
     |   |-- AgreementError              ranks that should read together differ, or do not come
     |   |-- StaleIteratorError          this iterator was overtaken by a load or a later iter()
-    |   `-- MissingExtraError           a package of an extra is not installed
+    |   |-- MissingExtraError           a package of an extra is not installed
+    |   `-- UnsupportedError (a TypeError)  the object can't do that: the message says what can
     |-- DataError                       the data is broken: look at the file
     |   |-- ShardError                  a shard is no sound tar archive
     |   |-- IndexFileError              a sample index is broken or of another version
@@ -50,6 +51,10 @@ class StaleIteratorError(UsageError):
 
 class MissingExtraError(UsageError, ImportError):
     """A package of an optional extra is needed and not installed; the message says which."""
+
+
+class UnsupportedError(UsageError, TypeError):
+    """The object has no such operation, `[i]` or a pickle, where Python asks for a TypeError."""
 
 
 class DataError(ShardLoaderError):

@@ -39,6 +39,7 @@ PUBLIC = {
     "StoreError",
     "Topology",
     "TopologyError",
+    "UnsupportedError",
     "UsageError",
     "WorldError",
     "__version__",

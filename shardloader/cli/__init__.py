@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardloader.cli.report import as_options, logging_to_stderr, print_error, print_json
 from shardloader.errors import ShardLoaderError, UsageError
+from shardloader.reading.store import why_unread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,7 +101,7 @@ def _run(options: argparse.Namespace) -> int:
     except OSError as error:
         code = WRONG_USE if isinstance(error, _NOT_THERE) else FAILED
         place = f"{error.filename}: " if error.filename is not None else ""
-        return _failure(options, error, f"{place}{error.strerror or error}", code)
+        return _failure(options, error, f"{place}{why_unread(error)}", code)
     return code
 
 

@@ -35,7 +35,7 @@ from shardloader.reading.indexing import (
     read_manifest,
 )
 from shardloader.reading.remote_source import place_of
-from shardloader.reading.source import find_shards
+from shardloader.reading.source import find_shards, is_unfinished
 
 if TYPE_CHECKING:
     import argparse
@@ -60,6 +60,7 @@ example:
 
 NUM_LOOKED_INTO = 8
 NUM_KEYS = 3
+_UNFINISHED = "a writer was broken off here, or still writes: the same `shardloader write` ends it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,7 @@ def run(options: argparse.Namespace) -> int:
     if manifest is None and len(indexed) == len(names):
         manifest = _manifest_of_indexes(place, names)
     document = _about(place, names, manifest, has_manifest=on_disk)
+    document["unfinished"] = not on_disk and place.names is None and is_unfinished(place.root)
     document["indexes"] = len(indexed)
     document["compression"] = _packings(place, names[:MAX_CHECKED_SHARDS])
     document |= _looked_into(place, indexed[:NUM_LOOKED_INTO])
@@ -118,6 +120,7 @@ def _about_remote(place: Source) -> dict[str, Any]:
     if manifest is None:
         raise no_manifest(place)
     document = _about(place, manifest.names, manifest, has_manifest=place.names is None)
+    document["unfinished"] = False
     document["indexes"] = None if place.names is None else manifest.num_shards
     looked_into = manifest.names[:NUM_LOOKED_INTO]
     document["compression"] = _packings(place, looked_into)
@@ -280,6 +283,7 @@ def _print(document: dict[str, Any]) -> None:
             ("bytes a shard", _told(document["bytes_a_shard"], report.size) or unknown),
             ("compression", _packed(document["compression"])),
             ("manifest", report.printable(document["manifest"] or "none")),
+            *([("unfinished", _UNFINISHED)] if document["unfinished"] else []),
             *_present(document),
             *([("damaged", _damaged(document["damaged"]))] if document["damaged"] else []),
             ("example keys", ", ".join(map(report.printable, document["example_keys"])) or "none"),

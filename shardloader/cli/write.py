@@ -42,6 +42,7 @@ example:
   shardloader write train/ corpus/ --from classes --max-samples 1000 --dry-run
   shardloader write rows.jsonl corpus/ --key id --field txt=text --field json=meta
   shardloader write data/ corpus/ --field jpg=image --field cls=label --workers 8
+  shardloader write photos/ corpus/ --field jpg --field jpg=jpeg --field cls
   shardloader write old/ new/ --max-bytes 500MB --compression zstd
   shardloader write more/ corpus/ --append
 """
@@ -86,7 +87,8 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FIELD[=COLUMN]",
-        help="write this field, from that column or field (repeatable; default: see below)",
+        help="write this field, from that column or field (repeatable, also with one FIELD and "
+        "several columns, of which a sample has one; default: see below)",
     )
     group.add_argument("--key", metavar="COLUMN", help="the column that holds the keys of rows")
     group.add_argument(

@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -32,7 +32,7 @@ from shardloader.dataset.skipping import Carrier, Watch, check_damage, checked_o
 from shardloader.dataset.torch_fields import TORCH_DECODERS
 from shardloader.distributed.environment import local_ranks
 from shardloader.distributed.resolve import resolve_topology
-from shardloader.errors import CheckpointError, TopologyError, UsageError
+from shardloader.errors import CheckpointError, TopologyError, UnsupportedError, UsageError
 from shardloader.order.checkpoint import Checkpoint
 from shardloader.order.grid import default_grid
 from shardloader.order.integers import checked
@@ -189,6 +189,13 @@ class ShardDataset(IterableDataset[Any]):
     def as_map(self) -> MapDataset:
         """The map-style dataset of the same samples, in the manifest's order."""
         return MapDataset(self.recipe)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refused: samples by number are `as_map()`'s."""
+        raise UnsupportedError(
+            f"a ShardDataset gives its samples in the order of an epoch, and [{index!r}] asks for "
+            "one by number: dataset.as_map() has len and [i], in the order of the shards"
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Read epoch `epoch` next; reaches persistent workers too. Call it before each epoch."""

@@ -23,14 +23,12 @@ from shardloader.loader.tally import Tally
 from shardloader.planning.least_cache import check_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    import torch
-
-    from shardloader.dataset.recipe import Collate, Recipe
-    from shardloader.dataset.shard_dataset import ShardDataset
+    from shardloader.dataset.recipe import Recipe
     from shardloader.loader.device import Side
     from shardloader.loader.making import Making
+    from shardloader.loader.options import LoaderOptions
     from shardloader.order.dealing import Dealing
     from shardloader.order.grid import Grid
     from shardloader.order.schedule import Schedule
@@ -61,30 +59,11 @@ class _Begun(NamedTuple):
 
 
 class Engine:
-    """The DataLoader of one ShardLoader; `options` are those that DataLoader alone understands."""
+    """The DataLoader of one ShardLoader."""
 
-    def __init__(
-        self,
-        source: ShardDataset,
-        *,
-        num_workers: int,
-        is_grouped: bool,
-        decode_threads: int | None,
-        collate_fn: Collate | None,
-        meta: str,
-        device: torch.device | None,
-        device_prefetch: int,
-        options: Mapping[str, Any],
-    ) -> None:
-        self._source = source
-        self._num_workers = num_workers
-        self._is_grouped = is_grouped
-        self._decode_threads = decode_threads
-        self._collate_fn = collate_fn
-        self._meta = meta
+    def __init__(self, options: LoaderOptions) -> None:
         self._options = options
-        self._device = device
-        self._device_prefetch = device_prefetch
+        self._num_workers = options.num_workers
         self._find_side = side_of  # what a device is, when it is first needed
         self._side: Side | None = None
         self._has_looked = False
@@ -92,7 +71,7 @@ class Engine:
         self._recipe: Recipe | None = None
         self._made: tuple[BatchStream, DataLoader[Any]] | None = None
         self._receiver: Receiver | None = None
-        self._tally = Tally(num_workers)
+        self._tally = Tally(options.num_workers)
         self._num_ended = 0
         self._begun: _Begun | None = None
 
@@ -155,7 +134,7 @@ class Engine:
             raise AssertionError
         if self._num_workers == 0:  # each batch ahead is read while the loop waits: one will do
             return Ahead(batches, side, depth=1, may_take=lambda _: True)
-        return Ahead(batches, side, depth=self._device_prefetch, may_take=making.is_made)
+        return Ahead(batches, side, depth=self._options.device_prefetch, may_take=making.is_made)
 
     def _on_host(self, stream: BatchStream, loader: DataLoader[Any]) -> Iterator[Any]:
         if self._num_workers == 0:
@@ -183,25 +162,27 @@ class Engine:
         self, recipe: Recipe, batch_size: int, accumulate: int
     ) -> tuple[BatchStream, DataLoader[Any]]:
         if self._made is None:
+            options = self._options
+            passed_on = options.passed_on
             self._check_pickles()
             if not self._has_looked:
-                self._side, self._has_looked = self._find_side(self._device), True
+                self._side, self._has_looked = self._find_side(options.named), True
             num_readers = local_ranks() * max(1, self._num_workers)
             check_cache(recipe.catalog, num_readers=num_readers)
             stream = BatchStream(
                 StreamOptions(
                     recipe=recipe,
-                    topology=self._source.resolve_topology(),
+                    topology=options.source.resolve_topology(),
                     batch_size=batch_size,
                     accumulate=accumulate,
-                    is_grouped=self._is_grouped,
+                    is_grouped=options.batching.is_grouped,
                     decode_threads=_cores_of_this_rank()
-                    if self._decode_threads is None
-                    else self._decode_threads,
+                    if options.decode_threads is None
+                    else options.decode_threads,
                     num_readers=num_readers,
-                    in_flight=2 + (self._options.get("prefetch_factor") or 2),
-                    collate_fn=self._collate_fn,
-                    meta=self._meta,
+                    in_flight=2 + (passed_on.get("prefetch_factor") or 2),
+                    collate_fn=options.collate_fn,
+                    meta=options.meta,
                     tally=self._tally,
                     pins=self._side is not None and self._num_workers > 0,
                 )
@@ -211,7 +192,7 @@ class Engine:
                 batch_size=None,
                 num_workers=self._num_workers,
                 collate_fn=_as_it_is,
-                **{**self._options, "pin_memory": self._pins_in_a_thread()},
+                **{**passed_on, "pin_memory": self._pins_in_a_thread()},
             )
             self._made = stream, loader
         return self._made
@@ -220,18 +201,19 @@ class Engine:
         """Whether DataLoader pins: in a thread of its own where there are workers."""
         if self._side is not None:
             return self._num_workers > 0
-        return bool(self._options.get("pin_memory"))
+        return bool(self._options.passed_on.get("pin_memory"))
 
     def _check_pickles(self) -> None:
         if self._num_workers == 0:
             return
-        how = _start_method(self._options.get("multiprocessing_context"))
+        options = self._options
+        how = _start_method(options.passed_on.get("multiprocessing_context"))
         if how != "fork":
             travelling = {
-                "transform": self._source.options.transform,
-                "decode": self._source.options.decode,
-                "collate_fn": self._collate_fn,
-                "worker_init_fn": self._options.get("worker_init_fn"),
+                "transform": options.source.options.transform,
+                "decode": options.source.options.decode,
+                "collate_fn": options.collate_fn,
+                "worker_init_fn": options.passed_on.get("worker_init_fn"),
             }
             check_pickles(travelling, how=how)
 

@@ -7,31 +7,30 @@ workers in `engine`; here are the options, and the face that trainers see.
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
+from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardloader.dataset.recipe import checked_meta
 from shardloader.dataset.shard_dataset import ShardDataset
 from shardloader.distributed.rendezvous import MEETING_TIMEOUT_S
-from shardloader.errors import UsageError
-from shardloader.loader.device import DEPTH, checked_device
+from shardloader.errors import UnsupportedError, UsageError
+from shardloader.loader.device import DEPTH
 from shardloader.loader.engine import Engine
 from shardloader.loader.iterator import LoaderIterator
 from shardloader.loader.log import SampleLog, launch_number
+from shardloader.loader.options import DEFAULT, LoaderOptions
 from shardloader.loader.progress import Progress
 from shardloader.loader.quarantine import Quarantine
-from shardloader.loader.stall import STALL_S, checked_stall
+from shardloader.loader.stall import STALL_S
 from shardloader.loader.stats import Account
 from shardloader.loader.stream import LoaderDataset
-from shardloader.order.batching import Batching
 from shardloader.order.checkpoint import Checkpoint
-from shardloader.order.integers import checked
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
+    from typing import Self
 
     import torch
 
@@ -39,39 +38,18 @@ if TYPE_CHECKING:
     from shardloader.loader.stats import Stats
     from shardloader.order.topology import Topology
 
-# Options of DataLoader that would decide what is read, with the values that decide nothing and
-# what to use instead.
-REFUSED: Final = {
-    "sampler": ((None,), "the dataset's order is the sampler: use ShardDataset(shuffle=, seed=)"),
-    "batch_sampler": ((None,), "use batch_size= and ShardDataset(shuffle=, seed=)"),
-    "shuffle": ((None, False), "use ShardDataset(shuffle=Shuffle(window=...))"),
-    "drop_last": ((None, False), 'use ShardDataset(even="drop")'),
-    "in_order": ((None, True), "the order is what a checkpoint resumes: leave it out"),
-    "snapshot_every_n_steps": ((None, 1), "the state counts every batch, at no cost: leave it out"),
-}
-# Options that are DataLoader's own affair.
-PASSED_ON: Final = (
-    "pin_memory",
-    "pin_memory_device",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-    "persistent_workers",
-)
-
 
 class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no types
     """Batches of a ShardDataset for this rank.
 
-    dataset; batch_size: samples a rank and step, 1 by default; num_workers: worker processes, 0
+    dataset; batch_size: samples a rank and step, "default" for 1; num_workers: worker processes, 0
     for none; collate_fn: list of samples -> batch, by default arrays stacked and all else in
     lists; meta: which `__...__` entries a batch carries, "all", "mask" or "none". accumulate: steps
     whose gradients make one optimiser step. global_batch: samples of an optimiser step over all
-    ranks; batch_size, then the most that a rank takes at once, and accumulate follow from it and
-    from the number of ranks. agreement_timeout: seconds that ranks wait for each other before an
-    epoch, to compare what they are about to read, where torch.distributed is initialised.
+    ranks; batch_size, then the most that a rank takes at once (its whole share for None or
+    "default"), and accumulate follow from it and from the number of ranks. agreement_timeout:
+    seconds that ranks wait for each other before an epoch, to compare what they are about to read,
+    where torch.distributed is initialised.
     decode_threads: threads that decode images, and fields with functions of your own, some batches
     ahead where num_workers is 0; by default one a core that this rank may use, none for 0.
     quarantine: a folder in which each rank lists its bad samples, one JSON object a line; with
@@ -82,8 +60,9 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
     seconds that a step may wait before the log says what for, None for never.
     pin_memory, timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor and
     persistent_workers are those of DataLoader. Raises UsageError for sampler, batch_sampler,
-    shuffle, drop_last and in_order=False, naming what to use instead; at the first iter, len or
-    state_dict for a global_batch that the ranks can't share evenly.
+    shuffle, drop_last, in_order=False, and batch_size=None, torch's word for no batches, naming
+    what to use instead; at the first iter, len or state_dict for a global_batch that the ranks
+    can't share evenly.
 
     A batch is a mapping: the fields, and `__valid__` (bool tensor [batch_size]), `__index__`
     (int64 tensor [batch_size], the sample's number in the manifest), `__key__` (list of str),
@@ -101,7 +80,7 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
     def __init__(
         self,
         dataset: ShardDataset | LoaderDataset,
-        batch_size: int | None = None,
+        batch_size: int | Literal["default"] | None = DEFAULT,
         num_workers: int = 0,
         collate_fn: Collate | None = None,
         *,
@@ -110,68 +89,53 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         global_batch: int | None = None,
         agreement_timeout: float = MEETING_TIMEOUT_S,
         decode_threads: int | None = None,
-        quarantine: str | os.PathLike[str] | None = None,
+        quarantine: str | PathLike[str] | None = None,
         device: str | torch.device | None = None,
         device_prefetch: int = DEPTH,
         stall_s: float | None = STALL_S,
         **options: Any,
     ) -> None:
-        source = _checked_source(dataset)
-        batching = Batching(batch_size=batch_size, accumulate=accumulate, global_batch=global_batch)
-        num_workers = checked("num_workers", num_workers, least=0, below=2**16)
-        if decode_threads is not None:
-            decode_threads = checked("decode_threads", decode_threads, least=0, below=2**10)
-        passed_on = _checked_options(options)
-        named = checked_device(device)
-        _check_pins(named, passed_on)
-        device_prefetch = checked("device_prefetch", device_prefetch, least=1, below=2**10)
-        _check_quarantine(source, quarantine)
-        _check_reseeds(source, num_workers)
-        with warnings.catch_warnings():
-            # torchdata's own affair, that every user would see at every start
-            warnings.filterwarnings("ignore", "'set_vital' is deprecated", UserWarning)
-            super().__init__(
-                LoaderDataset(source),
-                batch_size=batching.batch_size or 1,
-                num_workers=num_workers,
-                **passed_on,
-            )
-        self.collate_fn = collate_fn
-        self.meta = checked_meta(meta)
-        self._progress = Progress(
-            source,
-            batching=batching,
-            num_workers=num_workers,
-            patience_s=float(agreement_timeout),
-        )
-        self._account = Account(
-            source.options.skip, None if quarantine is None else Quarantine(quarantine)
-        )
-        self._engine = Engine(
-            source,
-            num_workers=num_workers,
-            is_grouped=batching.is_grouped,
-            decode_threads=decode_threads,
-            collate_fn=collate_fn,
-            meta=self.meta,
-            device=named,
-            device_prefetch=device_prefetch,
-            options=passed_on,
-        )
-        self._stall_s = checked_stall(stall_s)
-        # DataLoader guards its attributes against change; trainers look for this one.
-        object.__setattr__(self, "sampler", EpochSetter(self._progress))
-        # What was given, for trainers that build a loader anew from its attributes; what holds is
-        # told by the properties of these names.
-        self.__dict__.update(
+        asked = LoaderOptions(
+            source=_checked_source(dataset),
             batch_size=batch_size,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            meta=meta,
             accumulate=accumulate,
             global_batch=global_batch,
+            agreement_timeout=agreement_timeout,
+            decode_threads=decode_threads,
             quarantine=quarantine,
             device=device,
             device_prefetch=device_prefetch,
             stall_s=stall_s,
+            passed_on=options,
         )
+        with warnings.catch_warnings():
+            # torchdata's own affair, that every user would see at every start
+            warnings.filterwarnings("ignore", "'set_vital' is deprecated", UserWarning)
+            super().__init__(
+                LoaderDataset(asked.source),
+                batch_size=asked.batching.batch_size or 1,
+                num_workers=asked.num_workers,
+                **asked.passed_on,
+            )
+        self.collate_fn = asked.collate_fn
+        self.meta = asked.meta
+        self._progress = Progress(
+            asked.source,
+            batching=asked.batching,
+            num_workers=asked.num_workers,
+            patience_s=asked.agreement_timeout,
+        )
+        listed = None if asked.quarantine is None else Quarantine(asked.quarantine)
+        self._account = Account(asked.source.options.skip, listed)
+        self._engine = Engine(asked)
+        self._stall_s = asked.stall_s
+        # DataLoader guards its attributes against change; trainers look for this one.
+        object.__setattr__(self, "sampler", EpochSetter(self._progress))
+        # What holds is told by the properties of these names.
+        self.__dict__.update(asked.for_trainers)
 
     @property
     def batch_size(self) -> int:
@@ -226,6 +190,28 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         """An iterator over what is left of the epoch; it starts when its first batch is asked."""
         return LoaderIterator(self._progress, self._engine, self._account, stall_s=self._stall_s)
 
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refused, in words for those who made a DataLoader of a loader."""
+        raise UnsupportedError(
+            "a ShardLoader gives its batches in order, and none by number. If a DataLoader was "
+            "made of it: it is one itself, with num_workers=, collate_fn=, pin_memory= and so on "
+            "of its own: iterate it. For samples by number: loader.dataset.source.as_map()"
+        )
+
+    def __copy__(self) -> Self:
+        """The same position and workers under another name, as copies that share all are."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refused: pickled or copied deeply it would be a second reader of the same position."""
+        raise UnsupportedError(
+            "a ShardLoader belongs to its process, with its workers and its place among the ranks, "
+            "and is not pickled or copied deeply: send the dataset (loader.dataset.source) and "
+            "loader.state_dict(), and there make a ShardLoader and load the state"
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """The position, in plain JSON types: the same on every rank, for any topology.
 
@@ -262,7 +248,7 @@ class ShardLoader(StatefulDataLoader):  # type: ignore[misc]  # torchdata has no
         reading = catalog.counts.plus(self._engine.counts)
         return self._account.stats(self._progress.manifest, reading)
 
-    def log_samples(self, folder: str | os.PathLike[str], *, attempt: int | None = None) -> None:
+    def log_samples(self, folder: str | PathLike[str], *, attempt: int | None = None) -> None:
         """Write which samples are received to `folder`, for `shardloader audit`.
 
         One file a rank, one unbuffered line a step. attempt: a number that grows with every
@@ -290,9 +276,13 @@ def _checked_source(dataset: Any) -> ShardDataset:
     """The dataset to read; raises UsageError for what is none, or makes batches of its own."""
     source = dataset.source if isinstance(dataset, LoaderDataset) else dataset
     if not isinstance(source, ShardDataset):
+        instead = "for other datasets use torch's DataLoader"
+        if isinstance(dataset, str | PathLike):
+            instead = f"write ShardLoader(ShardDataset({str(dataset)!r}))"
+        elif isinstance(dataset, DataLoader):
+            instead = "give the ShardDataset itself, or iterate that loader"
         raise UsageError(
-            f"ShardLoader takes a ShardDataset, and got a {type(dataset).__name__}: for other "
-            "datasets use torch's DataLoader"
+            f"ShardLoader takes a ShardDataset, and got a {type(dataset).__name__}: {instead}"
         )
     if source.options.batch_size is not None:
         raise UsageError(
@@ -300,59 +290,3 @@ def _checked_source(dataset: Any) -> ShardDataset:
             f"{source.options.batch_size}: give batch_size= to ShardLoader alone"
         )
     return source
-
-
-def _check_pins(device: torch.device | None, options: Mapping[str, Any]) -> None:
-    """Raise UsageError for options of DataLoader that contradict device=."""
-    if device is None or device.type == "cpu":
-        return
-    if options.get("pin_memory", True) is not True:
-        raise UsageError(
-            f"device='{device}' copies from pinned memory, and pin_memory="
-            f"{options['pin_memory']!r} was given: leave pin_memory= out, or leave out device= and "
-            "move the batches yourself"
-        )
-    if options.get("pin_memory_device"):
-        raise UsageError(
-            f"device='{device}' says for which device memory is pinned: leave out pin_memory_device"
-        )
-
-
-def _check_reseeds(source: ShardDataset, num_workers: int) -> None:
-    """Raise UsageError if reseed=True would seed the training loop's own generators."""
-    if source.options.reseed and num_workers == 0:
-        raise UsageError(
-            "reseed=True seeds the global generators, which in the main process belong to the "
-            "training loop: use num_workers >= 1, or a transform that takes rng"
-        )
-
-
-def _check_quarantine(source: ShardDataset, quarantine: Any) -> None:
-    """Raise UsageError for a quarantine into which nothing would come."""
-    if quarantine is not None and source.options.skip is None:
-        raise UsageError(
-            "quarantine= lists the bad samples that are skipped, and this dataset stops at the "
-            'first: give ShardDataset on_error="skip", or leave it out'
-        )
-    if quarantine is not None and Path(quarantine).exists() and not Path(quarantine).is_dir():
-        raise UsageError(f"quarantine= is a folder, made when needed, and {quarantine} is a file")
-
-
-def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
-    """What to pass on to DataLoader; raises UsageError for what can't be taken."""
-    passed_on = {}
-    for name, value in options.items():
-        if name in PASSED_ON:
-            passed_on[name] = value
-        elif name in REFUSED:
-            accepted, instead = REFUSED[name]
-            if not any(value is each for each in accepted):
-                raise UsageError(f"ShardLoader does not take {name}={value!r}: {instead}")
-        else:
-            raise UsageError(
-                f"ShardLoader has no option {name}=: its own are dataset, batch_size, "
-                "num_workers, collate_fn, meta, accumulate, global_batch, agreement_timeout, "
-                "decode_threads, quarantine, device, device_prefetch and stall_s, "
-                f"and of DataLoader's {', '.join(PASSED_ON)}"
-            )
-    return passed_on

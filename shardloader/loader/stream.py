@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, starmap
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 from torch.multiprocessing import get_sharing_strategy
@@ -20,7 +20,7 @@ from shardloader.dataset.looking_ahead import looking_ahead
 from shardloader.dataset.recipe import pickling_error
 from shardloader.dataset.samples import SampleReader
 from shardloader.dataset.skipping import Carrier
-from shardloader.errors import UsageError
+from shardloader.errors import UnsupportedError, UsageError
 from shardloader.loader.device import ToPin
 from shardloader.loader.orphan import end_with_parent
 from shardloader.loader.parcel import Parcel
@@ -250,6 +250,13 @@ class LoaderDataset(IterableDataset[Any]):
             "mid-epoch, loader.load_state_dict(state) or loader.skip(steps) takes the place of "
             "Accelerate's skip_first_batches, which Hugging Face's Trainer leaves out with "
             "TrainingArguments(ignore_data_skip=True)"
+        )
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refused: samples by number are `as_map()`'s."""
+        raise UnsupportedError(
+            f"a loader's dataset is read by the loader, and [{index!r}] asks for a sample by "
+            "number: loader.dataset.source.as_map() has len and [i], in the order of the shards"
         )
 
     def set_epoch(self, epoch: int) -> None:

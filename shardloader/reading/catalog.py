@@ -23,10 +23,11 @@ from shardloader.reading.indexing import (
     manifest_of_indexes,
     no_manifest,
     read_manifest,
+    refuse_unfinished,
 )
 from shardloader.reading.remote_source import place_of
 from shardloader.reading.source import Source, earlier_manifest_name, find_shards
-from shardloader.reading.store import read_file
+from shardloader.reading.store import read_file, why_unread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,6 +121,7 @@ def open_catalog(
         return _open_remote(place, cache, keep_damaged=keep_damaged)
     manifest = read_manifest(place) if may_index else existing_manifest(place, cache)
     if manifest is None and not may_index:
+        refuse_unfinished(place)
         raise UsageError(
             f"{place.location} is not indexed yet, and no shard is read here: run "
             "`shardloader index` first"
@@ -221,6 +223,8 @@ def _difference(path: str, size: int) -> str | None:
     """Say how a shard on disk differs from its line in the manifest; None if it does not."""
     try:
         found = Path(path).stat().st_size
+    except PermissionError as error:
+        return f"{path}: the manifest lists this shard, and it can't be read: {why_unread(error)}"
     except OSError as error:
         return (
             f"{path}: the manifest lists this shard, and it can't be found "

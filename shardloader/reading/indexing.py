@@ -35,6 +35,7 @@ from shardloader.format.index import SampleIndex
 from shardloader.format.manifest import Manifest
 from shardloader.reading.cache import DEFAULT, cache_for
 from shardloader.reading.entry import Entry, current_entry, index_shard
+from shardloader.reading.faults import MissingFileError
 from shardloader.reading.source import (
     INDEX_SUFFIX,
     MANIFEST_NAME,
@@ -42,7 +43,9 @@ from shardloader.reading.source import (
     UNFINISHED_NAME,
     Source,
     find_shards,
+    is_unfinished,
     resolve,
+    unfinished,
 )
 from shardloader.reading.store import (
     file_lock,
@@ -51,6 +54,7 @@ from shardloader.reading.store import (
     read_file,
     require_writable,
 )
+from shardloader.reading.storing import may_hold_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,7 +125,7 @@ def index_on_first_use(
     keep_damaged: index what is whole of a damaged shard, where otherwise it is an error. Raises
     UsageError for a folder that a writer has not finished.
     """
-    _refuse_unfinished(place)
+    refuse_unfinished(place)
     job = _Job(
         num_workers=available_cpus(),
         force=False,
@@ -133,26 +137,24 @@ def index_on_first_use(
     return manifest
 
 
-def _refuse_unfinished(place: Source) -> None:
-    if place.names is None and (Path(place.root) / UNFINISHED_NAME).exists():
-        raise _unfinished(place)
-
-
-def _unfinished(place: Source) -> UsageError:
-    return UsageError(
-        f"{place.location}: a writer was broken off here, or still writes: finish it, or write "
-        "anew with overwrite=True; to take the shards that are there as the dataset, run "
-        "`shardloader index`"
-    )
+def refuse_unfinished(place: Source) -> None:
+    """Raise UsageError for a local folder that a writer has not finished."""
+    if place.names is None and is_unfinished(place.root):
+        raise unfinished(place.location)
 
 
 def no_manifest(place: Source) -> UsageError:
     """The error of a remote folder that can't be read for want of a manifest.
 
-    The store is asked whether a writer has not finished there.
+    The store is asked whether a writer has not finished there, and whether anything is there.
     """
     if place.store is not None and _is_unfinished(place.store):
-        return _unfinished(place)
+        return unfinished(place.location)
+    if place.store is not None and not may_hold_files(place.store):
+        return UsageError(
+            f"{place.location}: the store has no such bucket, or nothing in that folder: give the "
+            "right URL, and the right endpoint among storage_options= if it has one of its own"
+        )
     where = "" if place.index_store is not None else f" --index-dir {place.index_root}"
     return UsageError(
         f"{place.location}: a folder on a remote store is read by its manifest, and there is no "
@@ -217,7 +219,7 @@ def _index(
         if accept_manifest and (manifest := read_manifest(place)) is not None:
             return manifest, {}  # the process that held the lock before has made it
         if accept_manifest:
-            _refuse_unfinished(place)  # also if a writer began while this process waited
+            refuse_unfinished(place)  # also if a writer began while this process waited
         names = find_shards(place.root) if place.names is None else place.names
         return _conclude(place, names, _entries(place, names, job, lock))
 
@@ -482,11 +484,27 @@ def manifest_of_indexes(place: Source) -> Manifest:
 def _entry_of_index(place: Source, name: str) -> Entry:
     index = index_at(place, name)
     if index is None:
+        _require_shard(place, name)
         raise UsageError(
             f"{place.index_path(name)}: shards in a list of URLs have their indexes beside them, "
             f"and this one is not there: {_way_to_index(name)}"
         )
     return Entry.of(index)
+
+
+def _require_shard(place: Source, name: str) -> None:
+    """Raise UsageError where the store says that the shard is not there either."""
+    if place.store is None or not name.endswith(SHARD_SUFFIXES):
+        return
+    try:
+        place.store.at(name).status()
+    except MissingFileError as error:
+        raise UsageError(
+            f"{place.shard_path(name)}: there is no such shard, nor an index of one: give the "
+            "right URL, and the right endpoint among storage_options= if the store has its own"
+        ) from error
+    except WorldError:  # it does not say: as a web server may have no HEAD
+        return
 
 
 def _way_to_index(name: str) -> str:

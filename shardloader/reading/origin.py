@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from shardloader.errors import WorldError
+from shardloader.reading.store import why_unread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,4 +113,4 @@ class LocalFile:
 
 
 def _unreadable(path: str, error: OSError) -> WorldError:
-    return WorldError(f"{path}: the file can't be read: {error.strerror or error}")
+    return WorldError(f"{path}: the file can't be read: {why_unread(error)}")

@@ -64,6 +64,11 @@ class Patience:
             )
         return cls(**(given or {}))
 
+    @property
+    def longest_wait_s(self) -> float:
+        """How long the waits before all further attempts are together, at most."""
+        return min(sum(self.waits()), self.deadline_s)
+
     def waits(self) -> Iterator[float]:
         """Yield the longest wait before each further attempt; the least is half of it.
 

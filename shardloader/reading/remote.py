@@ -100,10 +100,11 @@ class Store:
     """A folder on a remote store, and the options that fsspec's file system is made with.
 
     An option "patience" is a mapping of what Patience has. counts: of what is asked of it.
-    It travels to other processes without its client and its counts. Its repr shows no secret.
+    It travels to other processes without its client and its counts, with whether it has answered.
+    Its repr shows no secret.
     """
 
-    __slots__ = ("_client", "_options", "_url", "counts", "patience")
+    __slots__ = ("_client", "_is_known", "_options", "_url", "counts", "patience")
 
     def __init__(
         self, url: str, options: Mapping[str, Any] | None = None, patience: Patience | None = None
@@ -115,17 +116,20 @@ class Store:
         self.patience = Patience.of(given) if patience is None else patience
         self.counts = CountRow()
         self._client: tuple[int, Any] | None = None
+        self._is_known = False
 
     def __repr__(self) -> str:
         return f"Store({self.name!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (Store, (self._url, self._options, self.patience))
+        known = None, {"_is_known": self._is_known}
+        return (Store, (self._url, self._options, self.patience), known)
 
     def counted_in(self, counts: CountRow) -> Store:
         """The same folder, by the same client; what is asked of it counts elsewhere."""
         twin = Store(self._url, self._options, self.patience)
         twin._client, twin.counts = self._client, counts
+        twin._is_known = self._is_known
         return twin
 
     @property
@@ -196,6 +200,8 @@ class Store:
         diary = diary or Diary()
         while True:
             answer, failure = self._tried(request)
+            is_passing = failure is not None and failure.trouble is Trouble.PASSING
+            self._is_known |= not is_passing
             if failure is None:
                 return answer  # type: ignore[return-value]
             if failure.trouble is Trouble.DENIED and not is_new:
@@ -203,14 +209,31 @@ class Store:
                 is_new, self._client = True, None
                 self.counts.add(retries=1)
                 continue
-            is_passing = failure.trouble is Trouble.PASSING
             wait = attempts.wait_s(failure.asked_s) if is_passing else None
             if wait is None:
                 raise error_of(shown, failure, attempts.made, wanted)
             logger.info("%s: %s; trying again in %.3g s", shown, failure.words, wait)
+            self._tell_of_silence(shown, failure)
             self.counts.add(retries=1)
             with diary.page.within(Stage.RETRYING):
                 time.sleep(wait)
+
+    def _tell_of_silence(self, shown: str, failure: Failure) -> None:
+        """Say at once, but only once, that a store which has given nothing yet does not.
+
+        One that has answered is known to be there, and busy stores fail now and then.
+        """
+        if self._is_known:
+            return
+        self._is_known = True
+        logger.warning(
+            "%s: the store has given nothing yet (%s): it is asked %d times, with waits of up "
+            "to %.3g s in all; meanwhile look whether URL and endpoint are right",
+            shown,
+            failure.words,
+            self.patience.attempts,
+            self.patience.longest_wait_s,
+        )
 
     def _tried(self, request: Callable[[Any], _T]) -> tuple[_T | None, Failure | None]:
         try:

@@ -100,6 +100,23 @@ def resolve(source: SourceText, *, index_dir: PathText | None = None) -> Source:
     return _listed([str(found)], index_root, text)
 
 
+def is_unfinished(folder: str) -> bool:
+    """Whether a writer was broken off in a local folder, or still writes.
+
+    Of a folder that can't be read it is False: listing its shards says so in words.
+    """
+    return os.path.exists(f"{folder}/{UNFINISHED_NAME}")  # noqa: PTH110 - which raises nothing
+
+
+def unfinished(location: str) -> UsageError:
+    """The error of a folder with a dataset that is not whole."""
+    return UsageError(
+        f"{location}: a writer was broken off here, or still writes: finish it, or write "
+        "anew with overwrite=True; to take the shards that are there as the dataset, run "
+        "`shardloader index`"
+    )
+
+
 def find_shards(folder: str) -> tuple[str, ...]:
     """List the shards in a folder and its sub-folders, relative to it, sorted by their bytes.
 
@@ -107,7 +124,13 @@ def find_shards(folder: str) -> tuple[str, ...]:
     packed and unpacked. Files that seem to be shards of other kinds are named then, or logged.
     Raises WorldError for a folder that can't be read.
     """
-    return shards_among(_files(folder, "", ()), folder)
+    names = _files(folder, "", ())
+    if not any(name.endswith(SHARD_SUFFIXES) for name in names) and is_unfinished(folder):
+        raise UsageError(
+            f"{folder}: a writer was broken off here before its first shard was whole, or still "
+            "writes: finish it with the same `shardloader write`, or write anew with overwrite=True"
+        )
+    return shards_among(names, folder)
 
 
 def shards_among(names: Sequence[str], folder: str) -> tuple[str, ...]:

@@ -144,6 +144,14 @@ def is_still(descriptor: int, path: Path) -> bool:
         return False
 
 
+def why_unread(error: OSError) -> str:
+    """What the system says of a file that can't be read, with the way out where there is one."""
+    said = error.strerror or str(error)
+    if isinstance(error, PermissionError):
+        return f"{said}: let this user read it, and enter the folders above it"
+    return said
+
+
 def map_file(path: str | os.PathLike[str]) -> memoryview:
     """Map a file read-only; an empty one gives no bytes.
 
@@ -156,7 +164,7 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
-        raise WorldError(f"{path}: the file can't be read: {error.strerror or error}") from error
+        raise WorldError(f"{path}: the file can't be read: {why_unread(error)}") from error
 
 
 def is_of_the_file(error: WorldError) -> bool:
@@ -182,4 +190,4 @@ def read_file(path: str | os.PathLike[str]) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise WorldError(f"{path}: the file can't be read: {error.strerror or error}") from error
+        raise WorldError(f"{path}: the file can't be read: {why_unread(error)}") from error

@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from shardloader.errors import StoreError, WorldError
-from shardloader.reading.faults import Trouble, trouble_of
+from shardloader.reading.clients import HTTP
+from shardloader.reading.faults import MissingFileError, Trouble, trouble_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +54,24 @@ def sizes_in(store: Store) -> dict[str, int]:
         }
 
     return store.ask(found, shown=store.name, wanted="list its files")
+
+
+def may_hold_files(store: Store) -> bool:
+    """Whether anything is in a store's folder; True where a store does not tell, as HTTP's."""
+    if store.scheme in HTTP:
+        return True
+
+    def listed(client: Any) -> list[str]:
+        client.invalidate_cache()
+        found: list[str] = client.ls(store.folder_url, detail=False)
+        return found
+
+    try:
+        return bool(store.ask(listed, shown=store.name, wanted="list its files"))
+    except MissingFileError:
+        return False
+    except WorldError:
+        return True
 
 
 def make_folder(store: Store) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardloader.errors import ManifestError, UsageError, WorldError
@@ -20,7 +19,7 @@ from shardloader.reading.crew import Killed, work_through
 from shardloader.reading.indexing import no_manifest, read_manifest
 from shardloader.reading.remote_source import place_of
 from shardloader.reading.shard_check import CheckedShard, ShardToCheck, check_shard
-from shardloader.reading.source import INDEX_SUFFIX, UNFINISHED_NAME, find_shards
+from shardloader.reading.source import INDEX_SUFFIX, find_shards, is_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -89,8 +88,9 @@ def verify_dataset(
     """
     place = place_of(source, index_dir=index_dir, storage_options=storage_options)
     plan = _planned(place)
-    # In the function and not in the jobs: it is forked, and need not be pickled.
-    work = partial(check_shard, decode=decode, limits=limits)
+    # In the function and not in the jobs: it is forked, and need not be pickled. A store that was
+    # would come without its client, and making one takes as long as reading a small shard.
+    work = partial(_check_one, plan.shards, decode=decode, limits=limits)
     done = (lambda: None) if watch is None else watch(len(plan.shards))
     checked: dict[int, CheckedShard] = {}
     try:
@@ -100,15 +100,25 @@ def verify_dataset(
     return _concluded(place, plan, checked, is_interrupted=False)
 
 
+def _check_one(
+    shards: Sequence[ShardToCheck],
+    number: int,
+    *,
+    decode: DecodeTable | None,
+    limits: Limits | None,
+) -> CheckedShard:
+    return check_shard(shards[number], decode=decode, limits=limits)
+
+
 def _check_all(
-    work: Callable[[ShardToCheck], CheckedShard],
+    work: Callable[[int], CheckedShard],
     shards: Sequence[ShardToCheck],
     num_processes: int,
     checked: dict[int, CheckedShard],
     done: Callable[[], object],
 ) -> None:
     """Check shards, and put down each as soon as it is known."""
-    results = work_through(work, shards, num_processes=num_processes)
+    results = work_through(work, range(len(shards)), num_processes=num_processes)
     try:
         for number, result in results:
             if isinstance(result, Killed):
@@ -124,7 +134,7 @@ def _check_all(
 def _planned(place: Source) -> _Plan:
     """Decide what is to be checked, from the manifest and the names in the folder."""
     manifest, findings = _manifest(place)
-    if place.names is None and place.store is None and _is_unfinished(place):
+    if place.names is None and place.store is None and is_unfinished(place.root):
         told = "a writer was broken off in this folder, or still writes"
         findings.append(Finding(kind="unfinished_writer", told=told))
     listed = {} if manifest is None else _by_name(manifest)
@@ -139,11 +149,6 @@ def _planned(place: Source) -> _Plan:
         ]
     shards = tuple(_to_check(place, name, listed.get(name)) for name in names)
     return _Plan(shards=shards, manifest=manifest, findings=tuple(findings))
-
-
-def _is_unfinished(place: Source) -> bool:
-    # Of a folder that can't be read it is False: listing its shards says so in words.
-    return os.path.exists(Path(place.root) / UNFINISHED_NAME)  # noqa: PTH110
 
 
 def shards_to_check(place: Source) -> tuple[ShardToCheck, ...]:

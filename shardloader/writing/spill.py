@@ -140,9 +140,9 @@ class SortedRuns:
         return {}
 
     @property
-    def chosen(self) -> tuple[tuple[str, str], ...]:
+    def chosen(self) -> dict[str, tuple[str, ...]]:
         """Nothing: that was done when they were written."""
-        return ()
+        return {}
 
     @property
     def beside(self) -> dict[str, bytes]:

@@ -296,7 +296,7 @@ class _Write:
 
         Not an error: rows may well lack a column that others have.
         """
-        wanted = dict(self._job.source.chosen)
+        wanted = self._job.source.chosen
         for line in self._lines:
             if wanted.keys() <= self._fields:
                 return
@@ -305,8 +305,9 @@ class _Write:
             self._fields.update(SampleIndex.from_buffer(data, name=name).fields)
         for field, taken in wanted.items():
             if field not in self._fields:
+                named = " or ".join(map(repr, taken))
                 _log.warning(
-                    "no sample has the field %r: no input has a value for %r", field, taken
+                    "no sample has the field %r: no input has a value for %s", field, named
                 )
 
     def abandon(self) -> None:

@@ -327,3 +327,17 @@ def test_a_run_that_went_on_without_a_shard_can_be_audited(corpus_logs, place, r
     assert ended.code == 0
     assert "every row is what the plan has" in ended.out
     assert "shard-001.tar: the manifest lists this shard, and it can't be found" in ended.err
+
+
+def test_a_shard_that_was_changed_since_is_a_warning_and_no_fault_of_the_run(place, run):
+    make_corpus(place / "corpus", shards=4, samples=16)
+    manifest, _ = index_dataset(place / "corpus")
+    Run(place / "logs", manifest=manifest).attempt(1)
+    with (place / "corpus" / "shard-001.tar").open("ab") as file:
+        file.write(b"x")
+    ended = run("audit", "logs", "corpus")
+    assert ended.code == 0
+    assert "shard-001.tar: the shard has" in ended.err
+    ended = run("plan", "corpus", "--batch-size", "4")
+    assert ended.code == 0
+    assert "shard-001.tar: the shard has" in ended.err

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+from pathlib import Path
 
+import pytest
+
+import shardloader as sl
 from shardloader.reading.cache import Cache
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.indexing import index_dataset
@@ -142,3 +147,47 @@ def test_the_sizes_of_shards_and_what_they_are_packed_in_are_told(place, run):
     assert found["bytes_a_shard"]["most"] == max(sizes)
     told = run("info", "corpus").out
     assert "compression      gzip (1 shard), none (2 shards), zstd (1 shard)" in told
+
+
+def broken_off(folder, num_samples):
+    writer = sl.ShardWriter(folder, max_samples=2)
+    for number in range(num_samples):
+        writer.write({"__key__": str(number), "txt": "a"})
+    writer.abort()
+
+
+@pytest.mark.parametrize(
+    "words", [["info"], ["verify"], ["index"], ["show"], ["plan", "--batch-size", "1"]], ids=repr
+)
+def test_a_folder_whose_writer_was_broken_off_before_a_shard_is_told_as_such(words, place, run):
+    (place / "corpus").mkdir()
+    (place / "corpus" / ".shardloader-unfinished").touch()  # what a kill leaves
+    ended = run(*words, "corpus")
+    assert ended.code == 2
+    assert "a writer was broken off here" in ended.err
+
+
+def test_a_folder_whose_writer_was_broken_off_says_so_beside_what_is_there(place, run):
+    broken_off(place / "corpus", 5)
+    ended = run("info", "corpus")
+    assert ended.code == 0
+    assert "unfinished       a writer was broken off here, or still writes" in ended.out
+    assert run("info", "corpus", "--json").json["unfinished"]
+    assert run("plan", "corpus", "--batch-size", "1").code == 2
+    assert "a writer was broken off here" in run("plan", "corpus", "--batch-size", "1").err
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "shard-000.tar.index"])
+def test_a_file_that_may_not_be_read_is_named_with_what_to_do(name, place, run, monkeypatch):
+    make_corpus(place / "corpus")
+    index_dataset(place / "corpus")
+
+    def opened(path, *args, **options):
+        if path.name == name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open(path, *args, **options)  # noqa: PTH123 - what is put in its place
+
+    monkeypatch.setattr(Path, "open", opened)
+    ended = run("info", "corpus")
+    assert ended.code == 1
+    assert f"{name}: the file can't be read: Permission denied: let this user read it" in ended.err

@@ -212,7 +212,10 @@ def test_a_file_that_may_not_be_read_is_a_message(place, run, monkeypatch):
     Run(place / "logs").attempt(1)
     ended = run("audit", "logs")
     assert ended.code == 1
-    assert ended.err == "shardloader: error: logs/rank-0.jsonl: Permission denied\n"
+    assert ended.err == (
+        "shardloader: error: logs/rank-0.jsonl: Permission denied: let this user read it, and "
+        "enter the folders above it\n"
+    )
 
 
 def test_messages_speak_of_options_and_not_of_arguments(place, run, furnish):

@@ -16,6 +16,7 @@ from shardloader.reading.indexing import index_dataset
 from shardloader.writing.destination import Destination
 from shardloader.writing.sources.folder_tree import FolderTree
 from tests.cli.workplace import PYTHON, make_photos
+from tests.writing.reading_back import read_dataset
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,6 +117,29 @@ def test_a_file_that_changes_meanwhile_is_exit_code_1(place, run, monkeypatch):
     assert not (place / "packed" / "manifest.json").exists()
 
 
+@pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry run", "write"])
+def test_files_that_dots_made_fields_of_one_sample_are_told_with_the_way_out(dry, place, run):
+    (place / "photos").mkdir()
+    for name in ("a.v2.jpg", "a.v3.jpg", "b.jpg", "c.seg.png", "d.seg.png"):
+        (place / "photos" / name).write_bytes(b"x")
+    ended = run("write", "photos", "packed", *dry)
+    assert ended.code == 0
+    assert "2 fields are of one sample each: 'v2.jpg', 'v3.jpg'." in ended.err
+    assert "rename them with another sign for the dots: a_v2.jpg" in ended.err
+    assert "seg.png" not in ended.err
+
+
+def test_two_spellings_of_an_extension_are_told_with_the_way_out(place, run):
+    (place / "photos").mkdir()
+    for name in ("a.jpg", "b.jpeg"):
+        (place / "photos" / name).write_bytes(b"x")
+    ended = run("write", "photos", "packed")
+    assert "--field jpg --field jpg=jpeg" in ended.err
+    ended = run("write", "photos", "packed", "--field", "jpg", "--field", "jpg=jpeg", "--overwrite")
+    assert (ended.code, ended.err) == (0, "")
+    assert read_dataset(place / "packed") == [("a", {"jpg": b"x"}), ("b", {"jpg": b"x"})]
+
+
 def test_a_shuffled_write_is_the_same_for_the_same_seed(place, run):
     for number in range(40):
         (place / "photos").mkdir(exist_ok=True)
@@ -203,7 +227,7 @@ def test_a_folder_with_other_data_is_wrong_use_unless_told(place, run):
     [
         ["none.jsonl"],
         ["rows.jsonl", "--field", "=x"],
-        ["rows.jsonl", "--field", "txt=text", "--field", "txt=id"],
+        ["rows.jsonl", "--field", "txt=text", "--field", "txt=text"],
         ["rows.jsonl", "--field", "TXT=text"],
         ["rows.jsonl", "--fraction", "0.5"],
         ["rows.jsonl", "--fraction", "1:0"],

@@ -251,6 +251,23 @@ def test_what_a_list_of_urls_lacks_is_told_with_the_way_out(bare, names, way_out
         open_catalog([f"{bare}/{name}" for name in names], cache=None)
 
 
+@pytest.mark.parametrize("words", [["info"], ["plan", "--batch-size", "2"], ["verify"]], ids=repr)
+def test_a_place_with_nothing_in_it_is_said_to_be_so_and_not_to_be_indexed(words, s3, capsys):
+    s3.put("bucket-of-others")
+    options = ["--storage-options", json.dumps(s3.options())]
+    for url in ("s3://no-such-bucket/corpus", "s3://bucket-of-others/none", "memory://none/at/all"):
+        assert main([*words, url, *(options if url.startswith("s3") else [])]) == 2
+        told = capsys.readouterr().err
+        assert f"{url}: the store has no such bucket, or nothing in that folder" in told
+        assert "shardloader index" not in told
+
+
+def test_a_shard_of_a_list_that_is_not_there_is_said_to_be_so_and_not_to_be_indexed(bare):
+    with pytest.raises(UsageError, match=r"b/none\.tar: there is no such shard") as caught:
+        open_catalog([f"{bare}/b/none.tar"], cache=None)
+    assert "shardloader index" not in str(caught.value)
+
+
 def test_a_bucket_that_is_not_there_is_said_to_be_so_by_index(s3):
     with pytest.raises(WorldError, match=r"NoSuchBucket.*right URL$"):
         index_remote("s3://no-such-bucket/corpus", storage_options=s3.options())

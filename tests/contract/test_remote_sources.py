@@ -426,10 +426,11 @@ def test_what_is_no_dataset_of_one_store_is_refused_in_words(source):
 
 
 def test_options_of_a_store_need_a_url_and_are_a_mapping(tmp_path):
+    write_shard(tmp_path / "0.tar", 3)
     with pytest.raises(UsageError, match="storage_options"):
         open_catalog(tmp_path, storage_options={"anon": True})
     with pytest.raises(UsageError, match=r"manifest\.json.*index_dir|--index-dir"):
-        open_catalog("memory://x", index_dir=tmp_path)
+        open_catalog(upload(tmp_path, "memory://x"), index_dir=tmp_path)
     with pytest.raises(UsageError, match="a mapping") as caught:
         sl.ShardDataset("memory://x", storage_options="s3cret")  # type: ignore[arg-type]
     assert "s3cret" not in str(caught.value)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
+from collections.abc import Sized
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import shardloader as sl
-from shardloader.loader.loader import PASSED_ON, REFUSED
+from shardloader.loader.options import PASSED_ON, REFUSED
 from tests.corpora import (
     contents,
     dataset_of,
@@ -92,6 +95,68 @@ def test_a_number_of_workers_that_makes_no_sense_is_refused(num_workers):
 def test_another_dataset_is_refused():
     with pytest.raises(sl.UsageError, match="takes a ShardDataset, and got a list"):
         sl.ShardLoader([1, 2, 3])  # type: ignore[arg-type]
+
+
+def test_a_folder_and_a_loader_are_no_dataset_and_the_way_to_one_is_told():
+    with pytest.raises(sl.UsageError, match=r"write ShardLoader\(ShardDataset\('corpus/'\)\)"):
+        sl.ShardLoader("corpus/")  # type: ignore[arg-type]
+    with pytest.raises(sl.UsageError, match="give the ShardDataset itself"):
+        sl.ShardLoader(make())
+
+
+def test_no_batches_are_refused_and_samples_one_by_one_are_told_of():
+    with pytest.raises(sl.UsageError, match="iterate the ShardDataset itself"):
+        make(batch_size=None)
+    with pytest.raises(sl.UsageError, match="iterate the ShardDataset itself"):
+        make(batch_size=None, accumulate=2)
+    assert make(batch_size=None, global_batch=4).batch_size == 4
+    assert sl.ShardLoader(dataset_of(kept_corpus(COUNTS))).batch_size == 1
+    assert sl.ShardLoader(dataset_of(kept_corpus(COUNTS)), global_batch=4).batch_size == 4
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"batch_size": None}], ids=repr)
+def test_a_loader_of_a_loader_is_told_that_it_is_one(options):
+    with pytest.raises(sl.UnsupportedError, match="it is one itself") as caught:
+        next(iter(DataLoader(make(), **options)))
+    assert isinstance(caught.value, sl.UsageError)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_samples_by_number_are_told_of_by_all_that_have_none():
+    loader = make()
+    for each in (loader, loader.dataset, loader.dataset.source):
+        with pytest.raises(sl.UnsupportedError, match=r"as_map\(\)"):
+            each[0]
+
+
+def test_what_has_no_length_does_not_seem_to_have_one():
+    """Trainers ask `isinstance(dataset, Sized)` before len."""
+    loader = make()
+    assert not isinstance(loader.dataset, Sized)
+    assert not isinstance(loader.dataset.source, Sized)
+
+
+@pytest.mark.parametrize("way", [pickle.dumps, copy.deepcopy])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_loader_is_not_sent_or_copied_deeply_and_what_to_send_is_told(way, num_workers):
+    loader = make(num_workers=num_workers)
+    for _ in range(2):  # before and after it has read
+        with pytest.raises(sl.UnsupportedError, match=r"loader.state_dict\(\)"):
+            way(loader)
+        next(iter(loader))
+    sent = pickle.loads(pickle.dumps((loader.dataset.source, loader.state_dict())))
+    made = sl.ShardLoader(sent[0], batch_size=2)
+    made.load_state_dict(sent[1])
+    assert contents(made) == contents(make())[1:]
+
+
+def test_a_copy_that_shares_all_is_the_same_loader():
+    loader = make()
+    next(iter(loader))
+    twin = copy.copy(loader)
+    assert (type(twin), twin.step, len(twin)) == (type(loader), 1, len(loader))
+    assert contents(twin) == contents(make())
+    assert loader.epoch == 1
 
 
 def test_a_dataset_with_a_batch_size_of_its_own_is_refused():

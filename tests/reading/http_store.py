@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
 
+from tests.servers.answering import answer
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,16 +31,13 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: HttpStore
 
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
 
-    def _answer(self, *, with_body: bool) -> None:
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
         store = self.server
         path = unquote(self.path.partition("?")[0]).lstrip("/")
         store.asked[self.command, path] += 1
@@ -49,15 +48,15 @@ class _Handler(BaseHTTPRequestHandler):
         status, _, seconds = fault.partition(" ")
         if status.isdigit():
             headers = {"Retry-After": seconds} if seconds else {}
-            self._send(int(status), b"", with_body=with_body, headers=headers)
+            answer(self, int(status), headers)
         elif fault == "html":
-            self._send(200, HTML, with_body=with_body)
+            answer(self, 200, body=HTML)
         elif content is None:
-            self._send(404, b"no such file", with_body=with_body)
+            answer(self, 404, body=b"no such file")
         else:
-            self._send_file(path, content, fault, with_body=with_body)
+            self._send_file(path, content, fault)
 
-    def _send_file(self, path: str, content: bytes, fault: str, *, with_body: bool) -> None:
+    def _send_file(self, path: str, content: bytes, fault: str) -> None:
         store = self.server
         etag = store.etags.get(path) or hashlib.sha256(content).hexdigest()
         headers = {"ETag": f'"{etag}"'}
@@ -66,14 +65,14 @@ class _Handler(BaseHTTPRequestHandler):
         if match:
             start, stop = int(match[1]), min(int(match[2] or 1 << 60) + 1, len(content))
             if start >= len(content):
-                self._send(416, b"", with_body=with_body)
+                answer(self, 416)
                 return
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
             status, content = 206, content[start:stop]
         if fault == "short":
             content = content[: len(content) // 2]
         cut = len(content) // 2 if fault in {"reset", "stall"} else len(content)
-        self._send(status, content, with_body=with_body, cut=cut, headers=headers)
+        answer(self, status, headers, content, cut=cut)
         if fault == "stall":
             store.end_of_stall.wait(30)
         if fault in {"reset", "stall"}:
@@ -82,23 +81,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self.close_connection = True
             self.connection.close()
-
-    def _send(
-        self,
-        status: int,
-        body: bytes,
-        *,
-        with_body: bool,
-        cut: int | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body[:cut])
 
 
 class HttpStore(ThreadingHTTPServer):

@@ -372,3 +372,21 @@ def test_a_backend_that_is_not_installed_is_named():
     fsspec.register_implementation("absent", "no_such_module.Class", errtxt="Install absentfs")
     with pytest.raises(MissingExtraError, match="absentfs"):
         Store("absent://b/c").at("a").whole()
+
+
+def test_a_store_that_gives_nothing_at_first_is_told_of_at_once_and_once(server, caplog):
+    """A wrong endpoint is seen before all attempts have been made."""
+    file, other = file_of(server), file_of(server)
+    server.faults["GET", "corpus/a.tar"] = ["503", "503", "503"]
+    with caplog.at_level(logging.WARNING, logger="shardloader"):
+        assert file.whole() == CONTENT
+    (told,) = caplog.messages
+    assert "the store has given nothing yet" in told
+    assert "asked 4 times, with waits of up to 0.05 s in all" in told
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="shardloader"):
+        assert other.whole() == CONTENT
+        for known in (other, pickle.loads(pickle.dumps(other))):  # to be there
+            server.faults["GET", "corpus/a.tar"] = ["503"]
+            assert known.whole() == CONTENT
+    assert not caplog.messages

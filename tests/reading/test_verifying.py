@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 
+import fsspec
+
+from shardloader.reading import remote
+from shardloader.reading.clients import new_client
 from shardloader.reading.decode import resolve
 from shardloader.reading.indexing import index_dataset
 from shardloader.reading.verifying import verify_dataset
@@ -69,3 +74,21 @@ def test_findings_come_in_the_datasets_order(tmp_path):
     found = verify_dataset(corpus, num_processes=2)
     names = [f"{number}.tar" for number in range(20)]
     assert [each.shard for each in found.findings] == sorted(names)
+
+
+def test_each_process_makes_one_client_of_a_store(tmp_path, monkeypatch):
+    """Making one takes as long as reading a small shard."""
+    index_dataset(corpus_of(tmp_path, shards=9))
+    url = f"memory://verified{tmp_path}"
+    fsspec.filesystem("memory").put(f"{tmp_path}/", f"{url}/", recursive=True)
+    made = tmp_path / "made"
+
+    def noted(*args):
+        with made.open("a") as file:  # which all processes have
+            file.write(f"{os.getpid()}\n")
+        return new_client(*args)
+
+    monkeypatch.setattr(remote, "new_client", noted)
+    assert verify_dataset(url, num_processes=2).is_sound
+    processes = made.read_text().split()
+    assert len(set(processes)) == len(processes) <= 3

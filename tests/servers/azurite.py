@@ -12,9 +12,11 @@ import subprocess
 import tempfile
 from base64 import b64encode
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.servers.processes import HANG_S, ROOT, kept
+from tests.servers.putting import put_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,19 +57,24 @@ class Azurite:
         """Options of a file system that reads it, there or behind another URL."""
         return {"connection_string": self._connection(url or self.url)}
 
-    def put(self, container: str, name: str = "", data: bytes = b"") -> None:
+    def put(
+        self,
+        container: str,
+        name: str = "",
+        data: bytes = b"",
+        metadata: dict[str, str] | None = None,
+    ) -> None:
         """Make a container, or put a blob into one."""
         if name:
-            self._client.get_blob_client(container, name).upload_blob(data, overwrite=True)
+            blob = self._client.get_blob_client(container, name)
+            blob.upload_blob(data, overwrite=True, metadata=metadata)
         else:
             self._client.create_container(container)
 
     def put_folder(self, container: str, folder: Path, below: str = "corpus") -> str:
         """Put a folder's files into a container, which is made; give their URL."""
         self.put(container)
-        for file in sorted(folder.rglob("*")):
-            if file.is_file():
-                self.put(container, f"{below}/{file.relative_to(folder)}", file.read_bytes())
+        put_files(partial(self.put, container), folder, below)
         return f"az://{container}/{below}"
 
     def close(self) -> None:

@@ -9,19 +9,18 @@ objects, and the answer to a range that begins behind an object's end.
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
 import sys
-import threading
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from http.server import HTTPServer
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from tests.servers.processes import started
+from tests.servers.processes import serve, started
+from tests.servers.putting import ask, put_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,27 +41,16 @@ class Gcs:
         """Make a bucket, or put an object into one."""
         if name:
             target = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={quote(name, safe='')}"
-            self._ask(target, data, "application/octet-stream")
+            ask(self.url, "POST", target, data, {"Content-Type": "application/octet-stream"})
         else:
-            named = json.dumps({"name": bucket}).encode()
-            self._ask("/storage/v1/b?project=testing", named, "application/json")
+            target, named = "/storage/v1/b?project=testing", json.dumps({"name": bucket}).encode()
+            ask(self.url, "POST", target, named, {"Content-Type": "application/json"})
 
     def put_folder(self, bucket: str, folder: Path, below: str = "corpus") -> str:
         """Put a folder's files into a bucket, which is made; give their URL."""
         self.put(bucket)
-        for file in sorted(folder.rglob("*")):
-            if file.is_file():
-                self.put(bucket, f"{below}/{file.relative_to(folder)}", file.read_bytes())
+        put_files(partial(self.put, bucket), folder, below)
         return f"gs://{bucket}/{below}"
-
-    def _ask(self, target: str, data: bytes, kind: str) -> None:
-        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=60)
-        connection.request("POST", target, data, {"Content-Type": kind})
-        answer = connection.getresponse()
-        words = answer.read()
-        connection.close()
-        if answer.status >= 300:
-            raise RuntimeError(f"POST {target}: {answer.status} {words[:300]!r}")
 
 
 @contextmanager
@@ -119,10 +107,7 @@ def main() -> None:
 
     logging.disable()
     with _Server(("127.0.0.1", 0), partial(RequestHandler, Storage(use_memory_fs=True))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        print(f"http://127.0.0.1:{server.server_port}", flush=True)
-        sys.stdin.read()
-        server.shutdown()
+        serve(server)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,18 @@ is put into them; they have one revision.
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import re
 import sys
-import threading
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote
 
-from tests.servers.processes import started
+from tests.servers.answering import answer
+from tests.servers.processes import serve, started
+from tests.servers.putting import ask, put_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -49,20 +50,12 @@ class Hub:
 
     def put(self, name: str, path: str, data: bytes, *, is_large: bool = True) -> None:
         """Put a file into a dataset's repository; is_large: as files are that git does not hold."""
-        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=60)
         target = f"/{'cdn' if is_large else 'git'}/{OWNER}/{name}/{quote(path, safe='')}"
-        connection.request("PUT", target, data)
-        answer = connection.getresponse()
-        answer.read()
-        connection.close()
-        if answer.status >= 300:
-            raise RuntimeError(f"{path}: {answer.status}")
+        ask(self.url, "PUT", target, data)
 
     def put_folder(self, name: str, folder: Path, below: str = "corpus") -> str:
         """Put a folder's files into a repository; give their URL."""
-        for file in sorted(folder.rglob("*")):
-            if file.is_file():
-                self.put(name, f"{below}/{file.relative_to(folder)}", file.read_bytes())
+        put_files(partial(self.put, name), folder, below)
         return f"hf://datasets/{OWNER}/{name}/{below}"
 
 
@@ -94,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.repos.setdefault(repo, {})[path] = self._body()
         if kind == "git":
             self.server.held_by_git.add((repo, path))
-        self._send(200)
+        answer(self, 200)
 
     def do_POST(self) -> None:
         asked = parse_qs(self._body().decode())
@@ -127,11 +120,11 @@ class _Handler(BaseHTTPRequestHandler):
         match = pattern.fullmatch(self.path.partition("?")[0])
         named = match.groupdict() if match else {}
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
-            self._send(401, {"X-Error-Message": "Invalid username or password."})
+            answer(self, 401, {"X-Error-Message": "Invalid username or password."})
             return None, named
         files = self.server.repos.get(named.get("repo", ""))
         if files is None:
-            self._send(404, {"X-Error-Code": "RepoNotFound"})
+            answer(self, 404, {"X-Error-Code": "RepoNotFound"})
         return files, named
 
     def _send_place(self) -> None:
@@ -140,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         path = unquote(named["path"])
         if path not in files:
-            self._send(404, {"X-Error-Code": "EntryNotFound"})
+            answer(self, 404, {"X-Error-Code": "EntryNotFound"})
             return
         etag = f'"{_tree(files)[path]["oid"]}"'
         if (named["repo"], path) in self.server.held_by_git:
@@ -149,26 +142,26 @@ class _Handler(BaseHTTPRequestHandler):
         port = self.headers["Host"].rpartition(":")[2]
         target = f"/cdn/{named['repo']}/{quote(path, safe='')}?Signature=s1gned"
         told = {"X-Linked-Size": str(len(files[path])), "X-Linked-Etag": etag}
-        self._send(302, {"Location": f"http://localhost:{port}{target}", **told})
+        answer(self, 302, {"Location": f"http://localhost:{port}{target}", **told})
 
     def _send_bytes(self, path: str, query: str) -> None:
         _, _, owner, name, quoted = path.split("/")
         if query != "Signature=s1gned" or "Authorization" in self.headers:
-            self._send(403)
+            answer(self, 403)
         else:
             self._send_part(self.server.repos[f"{owner}/{name}"][unquote(quoted)], {})
 
     def _send_part(self, data: bytes, headers: Mapping[str, str]) -> None:
         span = _RANGE.fullmatch(self.headers["Range"] or "")
         if span is None:
-            self._send(200, headers, data)
+            answer(self, 200, headers, data)
             return
         start, stop = int(span[1]), min(int(span[2] or len(data)) + 1, len(data))
         if start >= len(data):
-            self._send(416, {"Content-Range": f"bytes */{len(data)}"})
+            answer(self, 416, {"Content-Range": f"bytes */{len(data)}"})
         else:
             told = {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
-            self._send(206, told, data[start:stop])
+            answer(self, 206, told, data[start:stop])
 
     def _send_tree(self, query: Mapping[str, list[str]]) -> None:
         files, named = self._found(_TREE)
@@ -182,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
             if path.startswith(prefix) and (is_deep or "/" not in path[len(prefix) :])
         ]
         if folder and not found:
-            self._send(404, {"X-Error-Code": "EntryNotFound"})
+            answer(self, 404, {"X-Error-Code": "EntryNotFound"})
             return
         start = int(query.get("cursor", ["0"])[0])
         more = {}
@@ -194,18 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_json(self, value: Any, headers: Mapping[str, str] | None = None) -> None:
         told = {"Content-Type": "application/json", **(headers or {})}
-        self._send(200, told, json.dumps(value).encode())
-
-    def _send(
-        self, status: int, headers: Mapping[str, str] | None = None, body: bytes = b""
-    ) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        answer(self, 200, told, json.dumps(value).encode())
 
 
 def _tree(files: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
@@ -225,10 +207,7 @@ def main() -> None:
     """Run as a process."""
     with _Server(("127.0.0.1", 0), _Handler) as server:
         server.repos, server.held_by_git = {}, set()
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        print(f"http://127.0.0.1:{server.server_port}", flush=True)
-        sys.stdin.read()
-        server.shutdown()
+        serve(server)
 
 
 if __name__ == "__main__":

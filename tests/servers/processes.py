@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from http.server import HTTPServer
 
 HANG_S: Final = 60
 ROOT: Final = Path(__file__).parents[2]
@@ -44,3 +47,11 @@ def started(*command: str) -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
+
+
+def serve(server: HTTPServer) -> None:
+    """Be the process that `started` runs: print a server's URL, and answer until the input ends."""
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    sys.stdin.read()
+    server.shutdown()

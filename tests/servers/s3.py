@@ -7,23 +7,24 @@ prints its URL and goes on until its input ends. It takes any credentials.
 
 from __future__ import annotations
 
-import http.client
 import sys
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from tests.servers.processes import started
+from tests.servers.putting import ask, put_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 # By whom, which moto asks for where an object is overwritten; it does not look at the signature.
-_SIGNED = (
-    "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request, "
+_SIGNED = {
+    "Authorization": "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request, "
     "SignedHeaders=host, Signature=0"
-)
+}
 
 
 class S3:
@@ -38,28 +39,18 @@ class S3:
 
     def put(self, bucket: str, name: str = "", data: bytes = b"") -> None:
         """Make a bucket, or put an object into one."""
-        self._ask("PUT", f"/{bucket}/{quote(name)}" if name else f"/{bucket}", data)
+        target = f"/{bucket}/{quote(name)}" if name else f"/{bucket}"
+        ask(self.url, "PUT", target, data, _SIGNED)
 
     def delete(self, bucket: str, name: str) -> None:
         """Remove an object."""
-        self._ask("DELETE", f"/{bucket}/{quote(name)}", b"")
+        ask(self.url, "DELETE", f"/{bucket}/{quote(name)}", b"", _SIGNED)
 
     def put_folder(self, bucket: str, folder: Path, below: str = "corpus") -> str:
         """Put a folder's files into a bucket, which is made; give their URL."""
         self.put(bucket)
-        for file in sorted(folder.rglob("*")):
-            if file.is_file():
-                self.put(bucket, f"{below}/{file.relative_to(folder)}", file.read_bytes())
+        put_files(partial(self.put, bucket), folder, below)
         return f"s3://{bucket}/{below}"
-
-    def _ask(self, method: str, path: str, data: bytes) -> None:
-        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=60)
-        connection.request(method, path, data, {"Authorization": _SIGNED})
-        answer = connection.getresponse()
-        words = answer.read()
-        connection.close()
-        if answer.status >= 300:
-            raise RuntimeError(f"{method} {path}: {answer.status} {words[:300]!r}")
 
 
 @contextmanager

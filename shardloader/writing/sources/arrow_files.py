@@ -30,14 +30,14 @@ from shardloader.writing.sources.arrow_values import (
     rows_of,
     use_of,
 )
-from shardloader.writing.sources.base import PART_BYTES, Part, Refused, printable
+from shardloader.writing.sources.base import PART_BYTES, Part, Refused, unwritable
 from shardloader.writing.sources.files import (
     FileSource,
     InputFile,
     opened,
     suffix_of,
 )
-from shardloader.writing.sources.mapping import Choice, key_of
+from shardloader.writing.sources.mapping import Choice, TwoSourcesError, key_of
 from shardloader.writing.sources.saved_datasets import SAVED_STATE, in_saved_order
 
 if TYPE_CHECKING:
@@ -118,9 +118,7 @@ class ArrowRows(FileSource):
                 return Refused("", where, problem or missing)
             key = key_of(row[self._choice.key])
         if problem:
-            return Refused(
-                printable(str(key)), where, f"sample {key!r} can't be written: {problem}"
-            )
+            return unwritable(key, where, problem)
         for image in used.images:
             found = row.get(image)
             if found is not None:
@@ -131,8 +129,8 @@ class ArrowRows(FileSource):
             if not self._choice.pairs:
                 return {"__key__": key, **default_fields(row, used)}
             return {"__key__": key, **chosen_fields(row, self._choice, arrays)}
-        except NoJsonError as error:
-            return Refused(printable(str(key)), where, f"sample {key!r} can't be written: {error}")
+        except (NoJsonError, TwoSourcesError) as error:
+            return unwritable(key, where, error)
 
 
 @contextmanager
@@ -179,11 +177,10 @@ def _cut_arrow(file: InputFile, at: int) -> Iterator[tuple[_Rows, int]]:
 def _batches(file: InputFile, what: _Rows, choice: Choice) -> Iterator[Any]:
     """Yield a part's rows in batches of a bounded size."""
     pa = arrow()
-    wanted = list(choice.columns) if choice.pairs else None
     with _handle(file) as handle:
         if not suffix_of(file.name, ARROW):
             parquet = pa.parquet.ParquetFile(handle, pre_buffer=False)
-            _check_names(parquet.schema_arrow.names, choice, where=file.shown)
+            wanted = _wanted(parquet.schema_arrow.names, choice, where=file.shown)
             group = parquet.metadata.row_group(what.start)
             a_row = max(1, group.total_byte_size // max(1, group.num_rows))
             yield from parquet.iter_batches(
@@ -198,18 +195,22 @@ def _batches(file: InputFile, what: _Rows, choice: Choice) -> Iterator[Any]:
                 return
             if number < what.start:
                 continue
-            _check_names(batch.schema.names, choice, where=file.shown)
+            wanted = _wanted(batch.schema.names, choice, where=file.shown)
             chosen = batch if wanted is None else batch.select(wanted)
             step = max(1, _BATCH_BYTES * max(1, chosen.num_rows) // max(1, chosen.nbytes))
             for first in range(0, chosen.num_rows, step):
                 yield chosen.slice(first, step)
 
 
-def _check_names(names: list[str], choice: Choice, *, where: str) -> None:
-    """Refuse names of which a row could only have one, and a choice of what is not there."""
+def _wanted(names: list[str], choice: Choice, *, where: str) -> list[str] | None:
+    """Give the columns to read, None for all.
+
+    Refuses names of which a row could only have one, and a choice of what is not there.
+    """
     if len(set(names)) != len(names):
         raise UsageError(f"{where} has two columns of one name: {names}")
     choice.check_columns(names, where=where)
+    return [column for column in choice.columns if column in names] if choice.pairs else None
 
 
 def _stored_batches(handle: Any) -> Iterator[Any]:

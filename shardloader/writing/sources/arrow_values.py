@@ -91,13 +91,14 @@ def _plain_values(column: Any) -> list[Any]:
 
 
 def chosen_fields(row: dict[str, Any], choice: Choice, arrays: dict[str, Any]) -> dict[str, Any]:
-    """Give the fields that were chosen of a row; those that are null are left out."""
+    """Give the fields that were chosen of a row; those that are null are left out.
+
+    Raises NoJsonError, and TwoSourcesError.
+    """
     fields = {}
-    for name, column in choice.pairs:
-        value = row.get(column)
-        ending = name.rpartition(".")[2]
-        if value is None:
-            continue
+    there = {column for _, column in choice.pairs if row.get(column) is not None}
+    for name, column in choice.taken(there):
+        value, ending = row[column], name.rpartition(".")[2]
         if ending in {"json", "jsn"}:
             fields[name] = _for_json(column, value, field=name)
         elif ending == "npy" and column in arrays:
@@ -225,6 +226,8 @@ def array_types(schema: Any, choice: Choice) -> dict[str, Any]:
     pa = arrow()
     dtypes: dict[str, Any] = {}
     for field, column in choice.pairs:
+        if column not in schema.names:  # but another of the field's is
+            continue
         kind = schema.field(column).type
         depth = 0
         while pa.types.is_list(kind) or pa.types.is_large_list(kind) or _is_fixed_list(pa, kind):

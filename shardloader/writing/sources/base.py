@@ -85,8 +85,8 @@ class Source(Protocol):
         ...
 
     @property
-    def chosen(self) -> tuple[tuple[str, str], ...]:
-        """The fields that are asked for, each with what it is taken from; () where none is."""
+    def chosen(self) -> dict[str, tuple[str, ...]]:
+        """The fields that are asked for, each with what it may be taken from; {} where none is."""
         ...
 
     @property
@@ -119,6 +119,11 @@ class Source(Protocol):
     def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
         """Yield the samples of a part; for an `outline` values need only be of the right size."""
         ...
+
+
+def unwritable(key: object, where: str, why: object) -> Refused:
+    """Refuse a sample whose key is known."""
+    return Refused(printable(str(key)), where, f"sample {key!r} can't be written: {why}")
 
 
 def printable(path: str) -> str:

@@ -2,8 +2,9 @@
 
 The first line names the columns; values are texts. A file is read by one worker, since only its
 start tells which quotes are open. A row's key is a column of it, or the file's name and the row's
-number from 0. Without chosen fields the whole row becomes the field `json`. A row with more or
-fewer values than there are columns is refused. `.tsv` files are separated by tabs.
+number from 0. Without chosen fields the whole row becomes the field `json`; of columns that are to
+be one field, an empty one is none. A row with more or fewer values than there are columns is
+refused. `.tsv` files are separated by tabs.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import io
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardloader.errors import UsageError
-from shardloader.writing.sources.base import Part, Refused
+from shardloader.writing.sources.base import Part, Refused, unwritable
 from shardloader.writing.sources.files import FileSource, InputFile, opened
+from shardloader.writing.sources.mapping import TwoSourcesError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,6 +73,7 @@ class CsvRows(FileSource):
         if len(set(names)) != len(names):
             raise UsageError(f"{file.shown}: the first line names a column twice: {names}")
         self._choice.check_columns(names, where=file.shown)
+        shared = self._choice.shared
         number = -1
         while True:
             number += 1
@@ -90,15 +93,23 @@ class CsvRows(FileSource):
                     f"the row has {len(values)} values, and there are {len(names)} columns",
                 )
                 continue
-            yield self._sample(file, number, dict(zip(names, values, strict=True)))
+            found = zip(names, values, strict=True)
+            row = {name: value for name, value in found if value or name not in shared}
+            yield self._sample(file, number, row, _where(file, number, reader))
 
-    def _sample(self, file: InputFile, number: int, row: dict[str, str]) -> Sample:
+    def _sample(
+        self, file: InputFile, number: int, row: dict[str, str], where: str
+    ) -> Sample | Refused:
         key = (
             f"{file.stem(SUFFIXES)}/{number:09d}"
             if self._choice.key is None
-            else row[self._choice.key]
+            else row.get(self._choice.key, "")
         )
-        fields: dict[str, Any] = self._choice.of_row(row) if self._choice.pairs else {"json": row}
+        fields: dict[str, Any]
+        try:
+            fields = self._choice.of_row(row) if self._choice.pairs else {"json": row}
+        except TwoSourcesError as error:
+            return unwritable(key, where, error)
         return {"__key__": key, **fields}
 
 

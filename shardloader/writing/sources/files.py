@@ -18,6 +18,7 @@ from shardloader.reading.faults import Trouble, trouble_of
 from shardloader.reading.patterns import expand, is_url, local_path
 from shardloader.reading.remote import RemoteFile, Store
 from shardloader.reading.remote_reader import open_remote
+from shardloader.reading.store import why_unread
 from shardloader.writing.sources.base import Skipped, Survey, printable, utf8_name
 from shardloader.writing.sources.mapping import Choice
 
@@ -89,9 +90,9 @@ class FileSource:
         return {"kind": self.kind, "choice": self._choice.about}
 
     @property
-    def chosen(self) -> tuple[tuple[str, str], ...]:
+    def chosen(self) -> dict[str, tuple[str, ...]]:
         """The fields that are asked for, and the columns or fields that they are taken from."""
-        return self._choice.pairs
+        return self._choice.by_field
 
     @property
     def beside(self) -> dict[str, bytes]:
@@ -205,9 +206,7 @@ def opened(file: InputFile) -> Iterator[IO[bytes]]:
         with _open(file) as handle:
             yield handle
     except OSError as error:
-        raise WorldError(
-            f"{file.shown}: the file can't be read: {error.strerror or error}"
-        ) from error
+        raise WorldError(f"{file.shown}: the file can't be read: {why_unread(error)}") from error
 
 
 def pieces_of(file: InputFile) -> Iterator[bytes]:
@@ -257,9 +256,7 @@ def _below(folder: str) -> Iterator[InputFile]:
 
 
 def _raise(error: OSError) -> None:
-    raise WorldError(
-        f"the folder {error.filename!r} can't be read: {error.strerror or error}"
-    ) from error
+    raise WorldError(f"the folder {error.filename!r} can't be read: {why_unread(error)}") from error
 
 
 def _remote(pattern: str, options: Mapping[str, Any] | None) -> list[InputFile]:
@@ -286,10 +283,12 @@ def _in_store(store: Store) -> list[InputFile]:
                 raise
             return []
         root = client._strip_protocol(url).rstrip("/")  # noqa: SLF001
+        # An empty file under whose name others lie is what some stores have for a folder.
+        folders = {place[:at] for place in listed for at in _slashes(place)}
         return [
             _stored(store, client.unstrip_protocol(place), place, root, about)
             for place, about in sorted(listed.items(), key=lambda item: item[0].encode())
-            if about.get("type") != "directory"
+            if about.get("type") != "directory" and (about.get("size") or place not in folders)
         ]
 
     files = store.ask(found, shown=store.name, wanted="list its files")
@@ -298,6 +297,10 @@ def _in_store(store: Store) -> list[InputFile]:
         for file in files
         if file.name and not any(part.startswith(".") for part in file.name.split("/"))
     ]
+
+
+def _slashes(place: str) -> list[int]:
+    return [at for at, letter in enumerate(place) if letter == "/"]
 
 
 def _stored(store: Store, url: str, place: str, root: str, about: Mapping[str, Any]) -> InputFile:

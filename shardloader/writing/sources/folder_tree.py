@@ -11,12 +11,14 @@ has them, and each sample gets a field `cls`.
 from __future__ import annotations
 
 import json
+import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from shardloader.errors import UsageError
 from shardloader.format.samples import is_reserved, split_name
@@ -31,13 +33,19 @@ from shardloader.writing.sources.base import (
     Skipped,
     Survey,
     printable,
+    unwritable,
 )
 from shardloader.writing.sources.files import is_remote
-from shardloader.writing.sources.mapping import Choice
+from shardloader.writing.sources.mapping import Choice, TwoSourcesError
 from shardloader.writing.sources.trees import Entry, LocalTree, StoreTree, Wanted
 
 if TYPE_CHECKING:
     from shardloader.reading.remote import RemoteFile
+
+_log = logging.getLogger("shardloader")
+
+_SPELLINGS: Final = (("jpg", "jpeg"), ("tif", "tiff"), ("htm", "html"), ("yml", "yaml"))
+_SHOWN: Final = 3
 
 CLASS_MAP_NAME = "classes.json"
 
@@ -106,9 +114,9 @@ class FolderTree:
         }
 
     @property
-    def chosen(self) -> tuple[tuple[str, str], ...]:
+    def chosen(self) -> dict[str, tuple[str, ...]]:
         """The fields that are asked for, and those that they are taken from."""
-        return self._choice.pairs
+        return self._choice.by_field
 
     @property
     def class_map(self) -> dict[str, int] | None:
@@ -141,13 +149,13 @@ class FolderTree:
         """Walk the tree without reading a file."""
         survey = Survey()
         num_samples = 0
-        fields = set[str]()
+        fields = Counter[str]()
         for found in self._walk():
             if isinstance(found, TreeSample):
                 num_samples += 1
                 for file in found.files:
                     survey.saw(file.path, file.size, file.changed)
-                    fields.add(file.field)
+                    fields[file.field] += 1
             else:
                 survey.skipped += found.skipped
                 survey.num_not_included += found.num_not_included
@@ -158,17 +166,20 @@ class FolderTree:
                 f"({len(survey.skipped)} paths skipped, {survey.num_not_included} files not "
                 "included)"
             )
-        self._check_chosen(fields)
+        self._check_chosen(set(fields))
+        for doubt in doubts(fields, is_chosen=bool(self._choice.pairs)):
+            _log.warning("%s: %s", self._tree.shown, doubt)
         return survey
 
     def _check_chosen(self, fields: set[str]) -> None:
         """Raise UsageError for a field that is asked for and that no sample has."""
         known = fields if self.class_map is None else fields | {"cls"}
-        for _, taken in self._choice.pairs:
-            if taken not in known:
+        for taken in self._choice.by_field.values():
+            if known.isdisjoint(taken):
                 raise UsageError(
                     f"a field that is chosen is one that some sample has: none below "
-                    f"{self._tree.shown!r} has {taken!r}; they have {sorted(known)}"
+                    f"{self._tree.shown!r} has {' or '.join(map(repr, taken))}; they have "
+                    f"{sorted(known)}"
                 )
 
     def parts(self) -> Iterator[Part]:
@@ -192,22 +203,30 @@ class FolderTree:
 
     def read(self, part: Part, *, outline: bool = False) -> Iterator[Sample | Refused]:
         """Yield the samples of a part; an outline reads no file."""
-        chosen = [(key, self._chosen(files)) for key, files in part.what]
-        wanted = [Wanted(file.path, file.size) for _, fields in chosen for _, file in fields]
+        chosen = [self._chosen(sample) for sample in part.what]
+        fields = [each for each in chosen if not isinstance(each, Refused)]
+        wanted = [Wanted(file.path, file.size) for each in fields for _, file in each]
         contents = (bytes(file.size) for file in wanted) if outline else self._tree.contents(wanted)
-        for key, fields in chosen:
+        for (key, _), found in zip(part.what, chosen, strict=True):
+            if isinstance(found, Refused):
+                yield found
+                continue
             sample: dict[str, Any] = {"__key__": key}
-            for name, _ in fields:
+            for name, _ in found:
                 sample[name] = next(contents)
             if self.class_map is not None:
                 sample["cls"] = self.class_map[key.partition("/")[0]]
             yield sample
 
-    def _chosen(self, files: Sequence[TreeFile]) -> list[tuple[str, TreeFile]]:
+    def _chosen(self, sample: TreeSample) -> list[tuple[str, TreeFile]] | Refused:
         """Give the fields to write, each with its file."""
-        found = {file.field: file for file in files}
-        pairs = self._choice.pairs or [(file.field, file.field) for file in files]
-        return [(name, found[taken]) for name, taken in pairs if taken in found]
+        if not self._choice.pairs:
+            return [(file.field, file) for file in sample.files]
+        found = {file.field: file for file in sample.files}
+        try:
+            return [(name, found[taken]) for name, taken in self._choice.taken(found)]
+        except TwoSourcesError as error:
+            return unwritable(sample.key, self._tree.shown, error)
 
     def _walk(self) -> Iterator[TreeSample | Arranged]:
         """Yield the samples by key, and before those of a folder what was left out of it."""
@@ -276,6 +295,30 @@ def arrange(
     # a folder's path ends in "/", as all keys below it go on, so this is the order of all keys
     arranged.places.sort(key=lambda place: place[0])
     return arranged
+
+
+def doubts(num_samples: Mapping[str, int], *, is_chosen: bool = False) -> Iterator[str]:
+    """Say what seems not to be meant, of fields and the number of samples that have each.
+
+    Names of files with several dots: they are what a key's rest is if each is another's, as
+    `v2.jpg` and `v3.jpg` of `a.v2.jpg` and `a.v3.jpg`. And two spellings of one extension, unless
+    fields were chosen.
+    """
+    dotted = [name for name, times in num_samples.items() if "." in name and times == 1]
+    if len(dotted) > 1:
+        shown = ", ".join(map(repr, dotted[:_SHOWN]))
+        more = f" and {len(dotted) - _SHOWN} more" if len(dotted) > _SHOWN else ""
+        yield (
+            f"{len(dotted)} fields are of one sample each: {shown}{more}. A key ends at the first "
+            "dot of a file's name, so that a.v2.jpg is the field v2.jpg of the sample a. Where "
+            "each such file is a sample, rename them with another sign for the dots: a_v2.jpg"
+        )
+    for one, other in _SPELLINGS:
+        if one in num_samples and other in num_samples and not is_chosen:
+            yield (
+                f"some files end in {one} and some in {other}, and become fields of these names: "
+                f"--field {one} --field {one}={other}, with each other field, makes them one field"
+            )
 
 
 def _reason(entry: Entry, classes: Mapping[str, int] | None) -> str | None:

@@ -8,14 +8,14 @@ byte. Blank lines are no samples. A line that is no JSON object is refused with 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from shardloader.format.unpacking import unpacked_pieces
-from shardloader.writing.sources.base import PART_BYTES, Part, Refused
+from shardloader.writing.sources.base import PART_BYTES, Part, Refused, unwritable
 from shardloader.writing.sources.files import FileSource, InputFile, opened, pieces_of, suffix_of
-from shardloader.writing.sources.mapping import key_of
+from shardloader.writing.sources.mapping import TwoSourcesError, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -77,26 +77,34 @@ class JsonLines(FileSource):
         if not text:
             return None
         where = f"{file.shown}, line {number + 1}"
-        try:
-            row = _decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return Refused("", where, f"the line is not JSON: {error}")
-        if not isinstance(row, dict):
-            return Refused(
-                "", where, f"a row is a JSON object, and this one is {type(row).__name__}"
-            )
+        row = _row(text, where)
+        if isinstance(row, Refused):
+            return row
         key = f"{file.stem(SUFFIXES)}/{number:09d}"
         if self._choice.key is not None:
             if row.get(self._choice.key) is None:
                 return Refused("", where, f"the row has no {self._choice.key!r}, which is the key")
             key = key_of(row[self._choice.key])
-        fields = self._choice.of_row(row) if self._choice.pairs else {"json": text}
+        try:
+            fields = self._choice.of_row(row) if self._choice.pairs else {"json": text}
+        except TwoSourcesError as error:
+            return unwritable(key, where, error)
         if not fields:
             wanted = [column for _, column in self._choice.pairs]
             return Refused(
                 str(key), where, f"the row has none of the columns {wanted}; it has {list(row)}"
             )
         return {"__key__": key, **fields}
+
+
+def _row(text: bytes, where: str) -> dict[str, Any] | Refused:
+    try:
+        row = _decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Refused("", where, f"the line is not JSON: {error}")
+    if not isinstance(row, dict):
+        return Refused("", where, f"a row is a JSON object, and this one is {type(row).__name__}")
+    return row
 
 
 def _between(file: InputFile, start: int, stop: int) -> list[bytes]:

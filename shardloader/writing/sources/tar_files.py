@@ -22,8 +22,15 @@ from shardloader.format.index import SampleIndex
 from shardloader.format.tar_header import BLOCK_BYTES
 from shardloader.reading.store import map_file
 from shardloader.reading.tars import tar_for_a_look, unpack_for_a_look
-from shardloader.writing.sources.base import PART_BYTES, PART_SAMPLES, Part, Refused
+from shardloader.writing.sources.base import (
+    PART_BYTES,
+    PART_SAMPLES,
+    Part,
+    Refused,
+    unwritable,
+)
 from shardloader.writing.sources.files import FileSource, InputFile, pieces_of
+from shardloader.writing.sources.mapping import TwoSourcesError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -123,9 +130,8 @@ class TarShards(FileSource):
         if what.problem:
             yield Refused("", file.shown, what.problem)
             return
-        prefix = f"{file.stem(SUFFIXES)}/" if self._prefix_keys else ""
         if what.rows is not None:
-            yield from self._samples(self._data(what.file), what.rows, prefix, outline=outline)
+            yield from self._samples(self._data(what.file), what.rows, file, outline=outline)
             return
         try:
             data, index, problem = self._opened(what.file, is_first=True)
@@ -136,14 +142,14 @@ class TarShards(FileSource):
             yield Refused("", file.shown, problem)
         for start in range(0, index.num_samples, PART_SAMPLES):
             rows = _rows(index, start, min(start + PART_SAMPLES, index.num_samples))
-            yield from self._samples(data, rows, prefix, outline=outline)
+            yield from self._samples(data, rows, file, outline=outline)
 
     def _samples(
-        self, data: memoryview, rows: _Rows, prefix: str, *, outline: bool
-    ) -> Iterator[Sample]:
+        self, data: memoryview, rows: _Rows, file: InputFile, *, outline: bool
+    ) -> Iterator[Sample | Refused]:
+        prefix = f"{file.stem(SUFFIXES)}/" if self._prefix_keys else ""
         starts, offsets, sizes, numbers, key_starts = map(_integers, rows[1:6])
         names = [rows.fields[number] for number in numbers]
-        pairs = self._choice.pairs
         for number, (first, last) in enumerate(pairwise(starts)):
             key = rows.key_bytes[key_starts[number] : key_starts[number + 1]]
             found: dict[str, Any] = {"__key__": prefix + key.decode("utf-8", "surrogateescape")}
@@ -151,10 +157,14 @@ class TarShards(FileSource):
                 start, size = offsets[member], sizes[member]
                 content = bytes(size) if outline else data[start : start + size].tobytes()
                 found[names[member]] = content
-            if pairs:
-                chosen = {name: found[taken] for name, taken in pairs if taken in found}
-                found = {"__key__": found["__key__"], **chosen}
-            yield found
+            yield self._chosen(found, file.shown) if self._choice.pairs else found
+
+    def _chosen(self, found: dict[str, Any], where: str) -> Sample | Refused:
+        try:
+            chosen = {name: found[taken] for name, taken in self._choice.taken(found)}
+        except TwoSourcesError as error:
+            return unwritable(found["__key__"], where, error)
+        return {"__key__": found["__key__"], **chosen}
 
     def _stretches(self, at: int, file: InputFile) -> Iterator[tuple[_Stretch, int]]:
         if file.remote is not None or _is_packed(file.location):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Typ
 from shardloader.errors import UsageError, WorldError
 from shardloader.reading.faults import Trouble, trouble_of
 from shardloader.reading.remote import RemoteFile, Store
+from shardloader.reading.store import why_unread
 from shardloader.writing.sources.base import system_name, utf8_name
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class LocalTree:
             raise UsageError(f"the source is a folder, and {self.shown!r} is none") from None
         except OSError as error:
             raise WorldError(
-                f"the folder {str(self.folder / prefix)!r} can't be read: {error.strerror or error}"
+                f"the folder {str(self.folder / prefix)!r} can't be read: {why_unread(error)}"
             ) from error
 
     def contents(self, files: Sequence[Wanted]) -> Iterator[bytes]:
@@ -100,7 +101,7 @@ class LocalTree:
                 data = path.read_bytes()
             except OSError as error:
                 raise WorldError(
-                    f"the file {str(path)!r} can't be read: {error.strerror or error}"
+                    f"the file {str(path)!r} can't be read: {why_unread(error)}"
                 ) from error
             yield _unchanged(data, file, str(path))
 
@@ -136,9 +137,9 @@ class StoreTree:
                 return []
             folder = client._strip_protocol(url).rstrip("/")  # noqa: SLF001
             inside = [each for each in listed if each["name"].rstrip("/") != folder]
-            if listed and not inside and prefix == "" and listed[0]["type"] != "directory":
-                raise UsageError(f"the source is a folder, and {self.shown!r} is a file")
-            return [_stored(prefix, each) for each in inside]
+            if listed and not inside and listed[0]["type"] != "directory":
+                raise self._hidden(prefix)
+            return without_marks([_stored(prefix, each) for each in inside])
 
         return self._store.ask(found, shown=self.shown, wanted="list its files")
 
@@ -150,6 +151,16 @@ class StoreTree:
             for file in some:
                 name = self._store.at(file.path).name
                 yield _unchanged(found[file] if file.size else b"", file, name)
+
+    def _hidden(self, prefix: str) -> UsageError:
+        """The error of a file that is listed where a folder was asked for."""
+        if prefix == "":
+            return UsageError(f"the source is a folder, and {self.shown!r} is a file")
+        name = self._store.at(prefix.rstrip("/")).name
+        return UsageError(
+            f"{name} is a folder, and the store lists only an empty file of that name in its "
+            "place: remove that file"
+        )
 
     def _fetched(self, files: Sequence[Wanted]) -> list[bytes]:
         urls = [self._store.at(file.path).url for file in files]
@@ -166,6 +177,16 @@ class StoreTree:
             return [bytes(each) for each in found]
 
         return self._store.ask(ask, shown=self.shown) if urls else []
+
+
+def without_marks(entries: list[Entry]) -> list[Entry]:
+    """Leave out what stands for folders that are listed beside it: empty files, and doubles."""
+    folders = {entry.path[:-1] for entry in entries if entry.kind == "folder"}
+    return [
+        entry
+        for entry in dict.fromkeys(entries)
+        if entry.kind != "file" or entry.size or entry.path not in folders
+    ]
 
 
 def _together(files: Sequence[Wanted]) -> Iterator[list[Wanted]]:

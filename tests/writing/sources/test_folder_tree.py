@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from shardloader.errors import UsageError, WorldError
 from shardloader.format.index import SampleIndex
 from shardloader.format.samples import split_name
+from shardloader.writing.sources.files import find_files
 from shardloader.writing.sources.folder_tree import FolderTree, TreeSample, arrange
 from shardloader.writing.sources.mapping import parse_choice
 from shardloader.writing.sources.trees import Entry
@@ -349,3 +350,42 @@ def test_a_name_is_utf8_in_any_locale(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert read_dataset(tmp_path / "tree") == [("é/猫", {"txt": b"a cat"})]
     assert read_dataset(tmp_path / "rows") == [("ü/000000000", {"json": b'{"a": 1}'})]
+
+
+def keys_and_names(url: str, options: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The samples of a folder of a store, and its files where each is opened."""
+    source = FolderTree(url, storage_options=options)
+    assert not source.survey().skipped
+    return [each.key for each in samples_of(source)], [
+        each.name for each in find_files([url], options)
+    ]
+
+
+def test_an_empty_file_that_stands_for_a_folder_on_a_store_is_none(s3: Any) -> None:
+    """A store may have a file and files below its name."""
+    s3.put("folder-marks")
+    for name in ("train.v1", "train.v1/a.txt", "rows.parquet", "rows.parquet/0.parquet"):
+        s3.put("folder-marks", f"in/{name}", b"x" if "/" in name else b"")
+    s3.put("folder-marks", "in/empty.txt")
+    keys, names = keys_and_names("s3://folder-marks/in", s3.options())
+    assert keys == ["empty", "rows.parquet/0", "train.v1/a"]
+    assert names == ["empty.txt", "rows.parquet/0.parquet", "train.v1/a.txt"]
+
+
+def test_a_folder_that_is_marked_as_azures_tools_do_is_read_once(azurite: Any) -> None:
+    """Its file system lists such a folder twice."""
+    azurite.put("folder-marks")
+    for folder in ("in", "in/train.v1"):
+        azurite.put("folder-marks", folder, metadata={"hdi_isfolder": "true"})
+    azurite.put("folder-marks", "in/train.v1/a.txt", b"x")
+    found = keys_and_names("az://folder-marks/in", azurite.options())
+    assert found == (["train.v1/a"], ["train.v1/a.txt"])
+
+
+def test_a_folder_that_an_empty_file_hides_is_refused(azurite: Any) -> None:
+    """Of such a name Azure's file system lists the file alone, so its samples would be lost."""
+    azurite.put("hidden-folder")
+    azurite.put("hidden-folder", "in/train.v1")
+    azurite.put("hidden-folder", "in/train.v1/a.txt", b"x")
+    with pytest.raises(UsageError, match=r"in/train\.v1 is a folder.*remove that file"):
+        FolderTree("az://hidden-folder/in", storage_options=azurite.options()).survey()
