@@ -32,8 +32,8 @@ class FakeFile:
     def read(self, start, stop):
         return self.content[start:stop]
 
-    def pieces(self, *, size, start, stop):
-        assert (start, stop) == (0, size)
+    def pieces(self, *, size, start, stop, all_asked):
+        assert (start, stop, all_asked) == (0, size, None)
         yield from (self.content[at : at + 1000] for at in range(0, len(self.content), 1000))
 
 
