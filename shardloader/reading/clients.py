@@ -149,15 +149,21 @@ def _new_of_google(options: Mapping[str, Any]) -> Any:
     """One that speaks the JSON API alone, and asks once.
 
     What fsspec would make asks over gRPC first, for each bucket, of what kind that is; a process
-    that is forked while gRPC runs gets no answers. `_request` tries six times.
+    that is forked while gRPC runs gets no answers. `_request` tries six times. `_info` lists
+    a folder of the file's name meanwhile, by a second request, which costs more than the first.
     """
     import gcsfs
 
     client = gcsfs.core.GCSFileSystem(skip_instance_cache=True, **options)
+    client._get_directory_info = _no_folder  # noqa: SLF001 - there is no option
     once = getattr(type(client)._request, "__wrapped__", None)  # noqa: SLF001 - there is no option
     if once is not None:
         client._request = MethodType(once, client)  # noqa: SLF001
     return client
+
+
+async def _no_folder(path: str, *_: object) -> Any:
+    raise FileNotFoundError(path)
 
 
 def _settle_azure(client: Any) -> None:

@@ -192,6 +192,13 @@ def test_no_more_requests_are_open_at_once_than_are_said(place):
     assert place.proxy.counts()["requests"] == 12
 
 
+def test_size_and_version_are_asked_for_by_one_request(place):
+    """Not by another beside it, say whether it is a folder, which `in_flight` would not count."""
+    file = place.file()
+    assert file.status().size == len(CONTENT)
+    assert place.proxy.counts()["requests"] == 1
+
+
 def test_a_slow_line_is_no_fault(place):
     assert read(place.file(latency_s=0.05, bytes_per_s=100_000)) == CONTENT
     assert place.proxy.counts()["requests"] == 3

@@ -105,7 +105,7 @@ class FaultProxy:
 
     def forget(self) -> None:
         """Count from here on."""
-        self._exchanges, self.most_at_once = [], 0
+        self._exchanges, self._open, self.most_at_once = [], set(), 0
 
     def counts(self) -> dict[str, Any]:
         """What was asked for and what was sent: in all, and by method and path."""
@@ -306,6 +306,7 @@ class _Exchange:
         if kind == "changed":
             answer.put("ETag", f'"changed-{self._proxy.met}"')
         if self._method == "HEAD" or self._status in {204, 304}:
+            self._proxy.ends(self)
             writer.write(answer.to_bytes())
             await writer.drain()
         else:
@@ -324,6 +325,7 @@ class _Exchange:
             head.put("Retry-After", str(fault.retry_after))
         body = b"" if self._method == "HEAD" else data
         self._sent = len(body)
+        self._proxy.ends(self)
         writer.write(head.to_bytes() + body)
         await writer.drain()
 
@@ -338,8 +340,10 @@ class _Exchange:
         cut = int(length * self._fault.at) if self._fault else length
         if kind == "short":
             answer.put("Content-Length", str(cut))
-        writer.write(answer.to_bytes())
         stop = cut if kind in {"reset", "cut", "short", "stall"} else length
+        if not stop:
+            self._proxy.ends(self)
+        writer.write(answer.to_bytes())
         async for piece in pieces:
             at = self._sent
             sent = piece[: stop - at]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import subprocess
 import sys
 import time
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from tests.servers.messages import Head
 from tests.servers.nginx import nginx_path, nginx_server
 from tests.servers.plan import Dealer, Fault, Plan
 from tests.servers.processes import HANG_S, ROOT
@@ -171,3 +174,84 @@ def test_the_proxy_runs_as_a_process_and_takes_another_plan(origin, tmp_path):
         assert json.loads(get(url, "/-/counts")[2])["requests"] == 2
         told, _ = process.communicate(timeout=HANG_S)
     assert json.loads(told)["by_path"] == {f"GET {NAME}": 2}
+
+
+class LookedAt:
+    """A connection to a client; notes whether a request still counts as open while it is sent."""
+
+    def __init__(self, proxy):
+        self._proxy = proxy
+        self.was_open = []
+
+    def write(self, data):
+        self.was_open.append(bool(self._proxy._open))
+
+    async def drain(self):
+        pass
+
+
+class Answering:
+    """A server that gives one answer."""
+
+    def __init__(self, first, *, length, body=b""):
+        self._head = Head(first, [("Content-Length", str(length))])
+        self._body = body
+
+    async def ask(self, head, body):
+        reader = asyncio.StreamReader()
+        reader.feed_data(self._body)
+        reader.feed_eof()
+        return self._head, reader
+
+    def close(self):
+        pass
+
+
+def finish(proxy, work):
+    """Do what a proxy's thread would do, and let go of it."""
+    loop = proxy._loop
+    loop.run_until_complete(work)
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "faults"),
+    [
+        ("GET", {"first": "HTTP/1.1 200 OK", "length": 3, "body": b"abc"}, ()),
+        ("GET", {"first": "HTTP/1.1 200 OK", "length": 0}, ()),
+        ("HEAD", {"first": "HTTP/1.1 200 OK", "length": 3}, ()),
+        ("DELETE", {"first": "HTTP/1.1 204 No Content", "length": 0}, ()),
+        ("GET", {"first": "HTTP/1.1 200 OK", "length": 0}, (Fault(kind="status"),)),
+        ("GET", {"first": "HTTP/1.1 200 OK", "length": 0}, (Fault(kind="page"),)),
+    ],
+)
+def test_a_request_is_open_until_the_last_of_its_answer_is_sent(method, answer, faults):
+    """Then its client may make another, which would be one too many."""
+    proxy: Any = FaultProxy("127.0.0.1:1", Plan(faults=faults))
+    sent = LookedAt(proxy)
+
+    async def answered():
+        head = Head(f"{method} /a HTTP/1.1", [])
+        await proxy._answer(head, asyncio.StreamReader(), sent, Answering(**answer))
+
+    finish(proxy, answered())
+    assert proxy.most_at_once == 1
+    assert sent.was_open[-1] is False
+    assert sent.was_open[:-1] == [True] * (len(sent.was_open) - 1)
+
+
+def test_what_was_open_before_is_not_counted_from_here_on():
+    proxy: Any = FaultProxy("127.0.0.1:1")
+    sent = LookedAt(proxy)
+
+    class Forgetting(Answering):
+        async def ask(self, head, body):
+            proxy.forget()
+            await proxy._answer(head, asyncio.StreamReader(), sent, Answering(**answer))
+            return await super().ask(head, body)
+
+    answer = {"first": "HTTP/1.1 200 OK", "length": 0}
+    head = Head("GET /a HTTP/1.1", [])
+    finish(proxy, proxy._answer(head, asyncio.StreamReader(), sent, Forgetting(**answer)))
+    assert proxy.most_at_once == 1
