@@ -80,7 +80,8 @@ class RangeReader:
 
     whole: gives the whole shard of a number, mapped; make_way: a method of whoever maps them, which
     lets go of what lies in the cache; ahead: who fetches whole shards meanwhile, None for nobody;
-    diary: where the process writes what it does. `num_bytes` and `num_requests` count what was
+    note: is told the version of each shard, when the store says it; diary: where the process writes
+    what it does. `num_bytes` and `num_requests` count what was
     asked for.
     """
 
@@ -91,9 +92,11 @@ class RangeReader:
         whole: Callable[[int], Shard],
         make_way: Callable[[], None],
         ahead: Prefetcher | None,
+        note: Callable[[int, str], None],
         diary: Diary,
     ) -> None:
         self.whole = whole
+        self._note = note
         self.num_bytes = 0
         self.num_requests = 0
         self._catalog = catalog
@@ -122,6 +125,7 @@ class RangeReader:
         opened = None
         try:
             version, index = self._asked(shard)
+            self._note(shard, version)
             if self._cache.has(self._origin(shard), version):
                 return None
             opened = self._looked_at(shard, version, index)

@@ -81,9 +81,9 @@ class ShardPool:
         has_own = ahead is None and reads_by_ranges and catalog.cache is not None and not is_glance
         self._own_ahead = Prefetcher(catalog, share_bytes=0) if has_own else None
         self._ahead = self._own_ahead if ahead is None else ahead
+        self._versions: dict[int, str] = {}  # of remote shards, as the store said last
         self.ranges = self._range_reader() if reads_by_ranges else None
         self._open: OrderedDict[int, Shard] = OrderedDict()
-        self._versions: dict[int, str] = {}  # of remote shards that were mapped
         self._lock = threading.Lock()
 
     def __getitem__(self, shard: int) -> Shard:
@@ -122,7 +122,7 @@ class ShardPool:
             raise
 
     def _is_here(self, shard: int) -> bool:
-        """Whether a remote shard was mapped before, and is in the node's cache still."""
+        """Whether the version of a remote shard is known, and is in the node's cache still."""
         version, cache = self._versions.get(shard), self.catalog.cache
         if version is None or cache is None:
             return False
@@ -139,6 +139,7 @@ class ShardPool:
             whole=self.whole,
             make_way=self._make_way,
             ahead=None if self.is_glance or self.catalog.cache is None else self._ahead,
+            note=self._versions.__setitem__,
             diary=self.diary,
         )
 

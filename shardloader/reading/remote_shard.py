@@ -213,8 +213,8 @@ def map_remote(
 ) -> tuple[Tar, SampleIndex]:
     """Map a remote shard's tar and its index, fetched if they are not in the cache yet.
 
-    versions: of the shards that were mapped before, by their numbers, and after this of this one.
-    The store is asked nothing of one that is in the cache still, as if it had stayed open.
+    versions: of the shards that the store was asked for before, by their numbers, and after this of
+    this one. It is asked nothing of one that is in the cache still, as if that had stayed open.
     all_asked: called when the last bytes of a tar that is fetched have been asked for.
     """
     diary = diary or Diary()

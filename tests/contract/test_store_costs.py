@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from fnmatch import fnmatchcase
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,6 +127,29 @@ def test_a_shard_that_is_opened_again_from_the_cache_costs_no_request(
     now = loader.stats().reading.minus(before)
     assert now.store_requests == 0
     assert now.cache_hits > 3 * len(COUNTS)
+
+
+@pytest.mark.parametrize("by_range", [False, True])
+def test_a_process_asks_once_for_a_shard_that_is_in_the_cache_already(
+    s3, proxy, tmp_path, by_range, monkeypatch
+):
+    url = s3.put_folder(f"once-{by_range}", kept_corpus(COUNTS))
+    for is_there in (False, True):
+        comes_whole = 0 if by_range and is_there else 1 << 30
+        monkeypatch.setattr(by_ranges, "LEAST_SHARD_BYTES", comes_whole)
+        loader = loader_of(
+            url,
+            batch_size=2,
+            cache=sl.Cache(tmp_path / "cache"),
+            storage_options=s3.options(proxy.url),
+        )
+        proxy.forget()
+        assert each_once(valid_of(loader), sum(COUNTS))
+        if is_there:
+            asked = Counter((each.method, Path(each.path).name) for each in proxy.seen)
+            shards = [n for n, count in enumerate(COUNTS) if count]
+            opened = {("HEAD", f"shard-{number:04d}.tar"): 1 for number in shards}
+            assert asked == {("GET", "manifest.json"): 1, **opened}
 
 
 def test_a_dataset_of_very_many_shards_is_opened_with_a_handful_of_requests(s3, proxy, tmp_path):
