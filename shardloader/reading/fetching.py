@@ -70,7 +70,12 @@ class Fetch:
         self.is_ending = False  # nothing is left to ask for
         self.is_over = False
         self.page: Page | None = None
+        self._is_wanted = False  # by another process, when that was last looked at
         self._session = session
+
+    def is_needed_now(self) -> bool:
+        """Whether somebody waits for it."""
+        return self.is_awaited or self._is_wanted
 
     @property
     def depth(self) -> float:
@@ -83,8 +88,8 @@ class Fetch:
         while True:
             if self.is_given_up or self._session.is_stopped:
                 raise NotNowError
-            is_needed_now = self.is_awaited or is_wanted()
-            if is_needed_now or not self._session.has_to_pause(self.coming.shard):
+            self._is_wanted = is_wanted()
+            if self.is_needed_now() or not self._session.has_to_pause(self.coming.shard):
                 break
             time.sleep(_PAUSE_S)
         self.paused_s += time.monotonic() - began
@@ -413,7 +418,7 @@ class Session:
         cache = self._cache.ahead(fetch)
         if catalog.source.store is not None:
             tar, _ = map_remote(
-                catalog.source,
+                catalog.source.ahead(fetch.is_needed_now),
                 catalog.manifest,
                 shard,
                 cache,

@@ -48,7 +48,7 @@ from shardloader.reading.faults import (
     underlying,
 )
 from shardloader.reading.frames import without_frames
-from shardloader.reading.patience import OPTION, Attempts, Patience, one_request
+from shardloader.reading.patience import OPTION, Attempts, Patience, always, one_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -96,6 +96,15 @@ class FileStatus:
     version: str
 
 
+class _Held:
+    """The client that a store and its twins use, and of which process it is."""
+
+    __slots__ = ("client",)
+
+    def __init__(self) -> None:
+        self.client: tuple[int, Any] | None = None
+
+
 class Store:
     """A folder on a remote store, and the options that fsspec's file system is made with.
 
@@ -104,7 +113,7 @@ class Store:
     Its repr shows no secret.
     """
 
-    __slots__ = ("_client", "_is_known", "_options", "_url", "counts", "patience")
+    __slots__ = ("_held", "_is_known", "_is_needed", "_options", "_url", "counts", "patience")
 
     def __init__(
         self, url: str, options: Mapping[str, Any] | None = None, patience: Patience | None = None
@@ -115,7 +124,8 @@ class Store:
         given = self._options.pop(OPTION, None)
         self.patience = Patience.of(given) if patience is None else patience
         self.counts = CountRow()
-        self._client: tuple[int, Any] | None = None
+        self._held = _Held()
+        self._is_needed = always
         self._is_known = False
 
     def __repr__(self) -> str:
@@ -127,10 +137,28 @@ class Store:
 
     def counted_in(self, counts: CountRow) -> Store:
         """The same folder, by the same client; what is asked of it counts elsewhere."""
+        return self._twin(counts, self._is_needed)
+
+    def ahead(self, is_needed: Callable[[], bool]) -> Store:
+        """The same folder, for what is fetched before somebody waits for it, which is_needed says.
+
+        Its requests let go first what is needed: see `patience`.
+        """
+        return self._twin(self.counts, is_needed)
+
+    def _twin(self, counts: CountRow, is_needed: Callable[[], bool]) -> Store:
         twin = Store(self._url, self._options, self.patience)
-        twin._client, twin.counts = self._client, counts
+        twin._held, twin._is_needed, twin.counts = self._held, is_needed, counts
         twin._is_known = self._is_known
         return twin
+
+    @property
+    def _client(self) -> tuple[int, Any] | None:
+        return self._held.client
+
+    @_client.setter
+    def _client(self, client: tuple[int, Any] | None) -> None:
+        self._held.client = client
 
     @property
     def name(self) -> str:
@@ -238,7 +266,7 @@ class Store:
     def _tried(self, request: Callable[[Any], _T]) -> tuple[_T | None, Failure | None]:
         try:
             client = self._client_here()
-            with one_request(self._host, self.patience):
+            with one_request(self._host, self.patience, self._is_needed):
                 self.counts.add(store_requests=1)
                 answer = request(client)
         except (ShardLoaderError, MemoryError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -19,7 +19,7 @@ from shardloader.errors import UsageError, WorldError
 from shardloader.reading.patterns import expand, local_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardloader.reading.remote import Store
 
@@ -68,6 +68,14 @@ class Source:
         if self.index_store is not None:
             return self.index_store.at(f"{name}{INDEX_SUFFIX}").name
         return f"{self.index_root}/{name}{INDEX_SUFFIX}"
+
+    def ahead(self, is_needed: Callable[[], bool]) -> Source:
+        """The same, for what is fetched before somebody waits for it: see `Store.ahead`."""
+        if self.store is None:
+            return self
+        store = self.store.ahead(is_needed)
+        index_store = None if self.index_store is None else store  # indexes lie beside shards
+        return replace(self, store=store, index_store=index_store)
 
     @property
     def manifest_path(self) -> str | None:

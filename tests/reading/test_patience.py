@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import queue
 import random
 import sys
 import threading
+import time
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from shardloader.errors import UsageError
-from shardloader.reading.patience import Attempts, Patience, one_request
+from shardloader.reading import patience as patience_module
+from shardloader.reading.patience import Attempts, Line, Patience, one_request
 from shardloader.reading.remote import Store
 from tests.reading.origins import FORK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HANG_S = 60
 
@@ -97,6 +106,105 @@ def test_no_more_requests_are_open_at_a_host_than_are_said():
     for thread in threads:
         thread.join(HANG_S)
     assert is_open.acquire(timeout=HANG_S)
+
+
+class Asked:
+    """Requests of threads at one host, each of which is ended when the test says so."""
+
+    def __init__(self, host: str, most: int) -> None:
+        self._host, self._patience = host, Patience(in_flight=most)
+        self.begun: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._ends: dict[str, threading.Event] = {}
+        self._threads: list[threading.Thread] = []
+
+    def ask(self, name: str, is_needed: Callable[[], bool] = lambda: True) -> None:
+        self._ends[name] = threading.Event()
+        thread = threading.Thread(target=self._run, args=(name, is_needed))
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self, name: str, is_needed: Callable[[], bool]) -> None:
+        with one_request(self._host, self._patience, is_needed):
+            self.begun.put(name)
+            assert self._ends[name].wait(HANG_S)
+
+    def next(self) -> str:
+        return self.begun.get(timeout=HANG_S)
+
+    def end(self, *names: str) -> None:
+        for name in names:
+            self._ends[name].set()
+
+    def wait_for(self, **waiting: int) -> None:
+        """Until so many wait."""
+        line = patience_module._GATES[os.getpid()]._lines[self._host]
+        deadline = time.monotonic() + HANG_S
+        while any(getattr(line, name) != number for name, number in waiting.items()):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def finish(self) -> None:
+        self.end(*self._ends)
+        for thread in self._threads:
+            thread.join(HANG_S)
+
+
+@pytest.fixture
+def asked(request):
+    found = Asked(request.node.name, most=1)
+    yield found
+    found.finish()
+
+
+def test_what_is_needed_does_not_wait_behind_what_is_fetched_ahead(asked):
+    asked.ask("first")
+    assert asked.next() == "first"
+    asked.ask("ahead", lambda: False)
+    asked.wait_for(ahead_waiting=1)
+    asked.ask("needed")
+    asked.wait_for(needed_waiting=1)
+    asked.end("first")
+    assert asked.next() == "needed"
+    asked.end("needed")
+    assert asked.next() == "ahead"
+
+
+def test_what_is_fetched_ahead_goes_first_once_somebody_waits_for_it(asked):
+    is_needed = threading.Event()
+    asked.ask("first")
+    assert asked.next() == "first"
+    asked.ask("ahead", lambda: False)
+    asked.ask("needed by now", is_needed.is_set)
+    asked.wait_for(ahead_waiting=2)
+    is_needed.set()
+    asked.wait_for(needed_waiting=1)
+    asked.end("first")
+    assert asked.next() == "needed by now"
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 16])
+def test_what_is_fetched_ahead_gets_one_place_in_nine_however_much_is_needed(most):
+    """Each that ends is followed by one more that is needed; and it has no more than its places."""
+    line, begun = Line(needed_waiting=1000, ahead_waiting=1000), []
+    for _ in range(200):
+        while may := [n for n in (True, False) if line.may_begin(is_needed=n, most=most)]:
+            line.begins(is_needed=may[0])
+            begun.append(may[0])
+        assert line.needed + line.ahead == most
+        line.ends(is_needed=line.ahead == 0)
+    between = [len(list(run)) for is_needed, run in groupby(begun) if is_needed]
+    assert set(between[:-1]) == {8}
+    assert begun.count(False) == len(begun) // 9
+
+
+@pytest.mark.parametrize(("most", "places"), [(1, 1), (2, 1), (3, 2), (4, 3), (16, 12)])
+def test_what_is_fetched_ahead_leaves_places_for_what_will_be_needed(most, places):
+    line = Line(ahead_waiting=100)
+    while line.may_begin(is_needed=False, most=most):
+        line.begins(is_needed=False)
+    assert line.ahead == places
+    line.waits(is_needed=True)
+    assert line.may_begin(is_needed=True, most=most) == (most > 1)
 
 
 def ask_once(patience):
