@@ -29,6 +29,7 @@ from shardloader.order.grid import Grid
 from shardloader.order.window import DEFAULT_WINDOW, Shuffle
 from shardloader.planning.picture import picture
 from shardloader.planning.plan import plan as make_plan
+from shardloader.reading.cache import DEFAULT, Cache
 from shardloader.reading.cached_sizes import cached_bytes
 from shardloader.reading.catalog import earlier, open_catalog
 
@@ -44,10 +45,11 @@ epoch, seed, shuffle and grid hold. --counts plans for a dataset that is not the
 sizes, so bytes are left out.
 
 Where shards come through the node's cache, as remote and compressed ones do, the least cache is
-what all readers of a node (workers, or ranks without any) may have open at once; a loader refuses
-one that is smaller. Compressed shards on a store count as they lie there until their indexes have
-been fetched. With the least, shards are fetched again and again; with room for those that the
-readers' windows reach over each is fetched once an epoch, and best is room for all.
+that with which each shard is fetched once a node and epoch: it has room for the shards that all
+readers of a node (workers, or ranks without any) need at one time, over which their windows reach.
+A loader refuses one that is smaller. Compressed shards on a store count as they lie there until
+their indexes have been fetched, and an index as the most that it may take until it is in --cache.
+More is room for what is fetched ahead, and best is room for all.
 
 Figures are the least, the median and the most of all ranks or workers. Shard bytes are the sizes
 of the shards opened; sample bytes an estimate, each sample as large as its shard's mean. Where a
@@ -81,6 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dataset(parser, is_optional=True)
     parser.add_argument(
         "--counts", metavar="NxK", help="instead of SRC: plan for N shards of K samples each"
+    )
+    parser.add_argument(
+        "--cache",
+        metavar="DIR",
+        help="where shards will be kept, whose indexes are there (default: ~/.cache/shardloader)",
     )
     _add_topology(parser.add_argument_group("topology"))
     _add_order(parser.add_argument_group("order"))
@@ -239,6 +246,7 @@ def _source(options: argparse.Namespace) -> tuple[Catalog | None, NDArray[np.int
             one_dataset(options.source),
             index_dir=options.index_dir,
             may_index=False,
+            cache=DEFAULT if options.cache is None else Cache(options.cache),
             storage_options=options.storage_options,
         )
         return catalog, catalog.manifest.counts

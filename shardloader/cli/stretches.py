@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardloader.cli import report
 from shardloader.errors import UsageError
-from shardloader.planning.least_cache import least_cache_bytes, readers_a_node
+from shardloader.planning.least_cache import LeastCache, reach_of, readers_a_node
 from shardloader.planning.opened import Look, opened
 from shardloader.planning.quality import MEASURES, quality
 from shardloader.planning.shares import (
@@ -114,7 +114,10 @@ def cache_document(
         num_workers=plan.num_workers,
         ranks_per_node=ranks_per_node,
     )
-    least = None if sizes is None else least_cache_bytes(sizes, num_readers=num_readers)
+    reach = reach_of(plan.schedule, num_workers=plan.num_workers, ranks_per_node=ranks_per_node)
+    least = None
+    if sizes is not None:
+        least = LeastCache.of(sizes, plan.schedule.order.counts, reach).least_bytes
     return {"cache": {"readers_a_node": num_readers, "least_bytes": least}}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -172,6 +173,7 @@ class BatchMaker:
         self._reads_together = reads_together
         self._to_locate = FIRST_TO_LOCATE  # samples; the next time by their size
         self._has_wondered = False
+        self._begun: deque[int] = deque()  # first steps of groups that were given, and not joined
 
     @property
     def _joins_columns(self) -> bool:
@@ -195,7 +197,7 @@ class BatchMaker:
         while first < num_whole:
             stop = min(first + max(1, self._to_locate // batch_size), num_whole)
             stop = first + self._reader.rows_at_once(read.shard[first:stop])
-            self._reader.move_to(block.steps[first], block.steps[stop - 1] + 1)
+            self._move_to(block.steps[first], block.steps[stop - 1] + 1, read.shard[first:stop])
             near = slice(first, stop)
             page = self._reader.diary.page
             page.begin(Stage.LOCATING)
@@ -212,13 +214,21 @@ class BatchMaker:
                 index, valid = read.index[of], read.valid[of]
                 begin = start * batch_size
                 size = sum(num_bytes[start : start + together])
+                self._begun.append(group[0].step)
                 yield RowGroup(group, index, valid, located, begin, batch_size, size)
             first = stop
         for row in rows:  # a shorter one, under "join"
             yield self._alone(row)
 
+    def _move_to(self, start: int, stop: int, shards: NDArray[np.int64]) -> None:
+        """Go on, but from no later step than those that are being read still."""
+        with suppress(IndexError):  # nothing is read still; another thread may be joining
+            start = self._begun[0]
+        self._reader.move_to(start, stop, shards)
+
     def _alone(self, row: Row) -> RowGroup:
-        self._reader.move_to(row.step, row.step + 1)
+        self._move_to(row.step, row.step + 1, row.shard)
+        self._begun.append(row.step)
         located = self._reader.locate(row.shard, row.sample)
         size = len(row.shard)
         num_bytes = 0 if located is None else sum(_bytes_of_rows(located, size))
@@ -249,6 +259,10 @@ class BatchMaker:
 
     def join(self, group: RowGroup, read: Read) -> Iterator[Any]:
         """The batches of a group that was read: transform and collate_fn are called here."""
+        yield from self._joined_of(group, read)
+        self._begun.popleft()
+
+    def _joined_of(self, group: RowGroup, read: Read) -> Iterator[Any]:
         if isinstance(read, Joined):
             self._reader.diary.counts.add_field_bytes(group.num_bytes)
             while read.batches:
@@ -311,7 +325,7 @@ class BatchMaker:
     def samples(self, block: RowBlock) -> Iterator[Any]:
         """The samples of rows of one, each with its own `__key__`, `__index__` and `__valid__`."""
         for row in block.rows():
-            self._reader.move_to(row.step, row.step + 1)
+            self._reader.move_to(row.step, row.step + 1, row.shard)
             read = self._filler.read(row)
             entries = {
                 "__key__": read.keys[0],

@@ -26,7 +26,7 @@ from shardloader.reading.decode import located
 from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.extents import locate
 from shardloader.reading.frames import without_frames
-from shardloader.reading.needs import rows_at_once
+from shardloader.reading.needs import ALL_ROOM, FAR, rows_at_once
 from shardloader.reading.pool import ShardPool
 from shardloader.reading.prefetch import Prefetcher
 from shardloader.reading.ranged_shard import RangedShard
@@ -41,12 +41,13 @@ if TYPE_CHECKING:
     from shardloader.dataset.recipe import Recipe
     from shardloader.reading.columns import Column
     from shardloader.reading.extents import Extents
-    from shardloader.reading.fetching import Block
+    from shardloader.reading.fetching import Block, Outlook
     from shardloader.reading.ranges import Stretches
     from shardloader.reading.shard import Shard
 
 
 SHARE_AT_ONCE: Final = 4  # of the cache, what all readers together may be at
+ROWS_AT_ONCE: Final = 4  # times the rows located at once is what a reader may be at
 SHARE_OF_A_THREAD: Final = 8  # of the files that may be open: an eighth for each that reads
 WORTH_A_TOUCH: Final = 48  # samples of a shard
 
@@ -76,6 +77,8 @@ class SampleReader:
             share = catalog.cache.bytes_ahead // num_readers
             self._ahead = Prefetcher(catalog, share_bytes=share, counts=self.diary.counts)
             self._bytes_at_once = int(catalog.cache.max_bytes) // SHARE_AT_ONCE // num_readers
+            self._most_rows = self._spare_bytes = FAR
+            self._has_all_room = True
             self._sizes = CachedSizes(catalog)
         self._pool = ShardPool(
             catalog,
@@ -158,15 +161,28 @@ class SampleReader:
         """Whether shards come through the node's cache, so that it is worth knowing what comes."""
         return self._ahead is not None
 
-    def fetch_ahead(self, blocks: Iterator[Block]) -> None:
-        """Fetch what these steps need before they are read."""
-        if self._ahead is not None:
-            self._ahead.begin(blocks)
+    def fetch_ahead(
+        self, blocks: Iterator[Block], outlook: Outlook, *, most_rows: int | None
+    ) -> None:
+        """Fetch what these steps need before they are read.
 
-    def move_to(self, start: int, stop: int) -> None:
-        """The samples of the steps start .. stop-1 are read now."""
+        most_rows: to be located at once; None for those of one shard, or of what there is room for.
+        """
         if self._ahead is not None:
-            self._ahead.move_to(start, stop)
+            self._most_rows = most_rows or FAR
+            self._spare_bytes = FAR if most_rows else outlook.room.spare_bytes // ROWS_AT_ONCE
+            self._has_all_room = outlook.room == ALL_ROOM
+            if not self._has_all_room:
+                self._pool.keep_only(())  # what was read last, others may need the room of
+            self._ahead.begin(blocks, outlook)
+
+    def move_to(self, start: int, stop: int, shards: NDArray[np.int64]) -> None:
+        """The samples of the steps start .. stop-1 are read now; shards: of the last of them."""
+        if self._ahead is None:
+            return
+        coming = self._ahead.move_to(start, stop)
+        if coming is not None and not self._has_all_room:  # what is open can't be removed
+            self._pool.keep_only(coming.union(shards.ravel().tolist()))
 
     def rows_at_once(self, shard: NDArray[np.int64]) -> int:
         """How many of these rows may be located at once: one at least; int64 [rows, batch_size].
@@ -176,7 +192,12 @@ class SampleReader:
         """
         if self._ahead is None:
             return len(shard)
-        return rows_at_once(shard, self._sizes.of, bound_bytes=self._bytes_at_once)
+        return rows_at_once(
+            shard,
+            self._sizes.of,
+            bound_bytes=min(self._bytes_at_once, self._spare_bytes),
+            most_rows=self._most_rows,
+        )
 
     def stop_fetching(self) -> None:
         """Nothing more is read for now."""

@@ -38,7 +38,7 @@ from shardloader.order.grid import default_grid
 from shardloader.order.integers import checked
 from shardloader.order.schedule import Schedule
 from shardloader.order.window import Shuffle
-from shardloader.planning.least_cache import check_cache
+from shardloader.planning.least_cache import checked_room, reach_of
 from shardloader.reading.cache import DEFAULT
 from shardloader.reading.catalog import open_catalog, refuse_damage
 from shardloader.reading.decode import resolve
@@ -219,9 +219,16 @@ class ShardDataset(IterableDataset[Any]):
     def _items(self, running: _Running) -> Iterator[Any]:
         if self._reader is None:
             num_readers = local_ranks() * max(1, running.num_workers)
-            check_cache(self.recipe.catalog, num_readers=num_readers)
             self._reader = SampleReader(self.recipe, num_readers=num_readers)
         options, one = self.options, self.options.batch_size is None
+        rank, worker, num_workers = running.reader
+        ranks_per_node = local_ranks() * (running.num_workers // num_workers)
+        reach = reach_of(
+            running.schedule,
+            num_workers=0 if get_worker_info() is None else num_workers,
+            ranks_per_node=ranks_per_node,
+        )
+        room = checked_room(self.recipe.catalog, running.schedule.order, reach)
         maker = BatchMaker(
             self._reader,
             schedule=running.schedule,
@@ -233,7 +240,6 @@ class ShardDataset(IterableDataset[Any]):
         if self._watch is None:
             self._watch = Watch(options.skip, self.manifest.names)
         watch = self._watch
-        rank, worker, num_workers = running.reader
         for carried in looking_ahead(
             self._reader,
             running.schedule,
@@ -241,6 +247,8 @@ class ShardDataset(IterableDataset[Any]):
             worker=worker,
             num_workers=num_workers,
             skip=running.taken,
+            room=room,
+            reach=reach,
             items=lambda blocks: chain.from_iterable(
                 map(maker.samples if one else maker.batches, blocks)
             ),

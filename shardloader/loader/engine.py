@@ -20,7 +20,7 @@ from shardloader.loader.making import ByThreads, ByWorkers
 from shardloader.loader.ring import Receiver, Ring
 from shardloader.loader.stream import BatchStream, StreamOptions
 from shardloader.loader.tally import Tally
-from shardloader.planning.least_cache import check_cache
+from shardloader.planning.least_cache import checked_room, reach_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from shardloader.loader.options import LoaderOptions
     from shardloader.order.dealing import Dealing
     from shardloader.order.grid import Grid
+    from shardloader.order.reach import Reach
     from shardloader.order.schedule import Schedule
     from shardloader.reading.counts import Counts
+    from shardloader.reading.needs import Room
 
 MOST_THREADS: Final = 16  # more than that, and the interpreter's lock is what they wait for
 
@@ -69,6 +71,7 @@ class Engine:
         self._has_looked = False
         self.making: Making | None = None
         self._recipe: Recipe | None = None
+        self._room: tuple[Recipe, Reach, Room] | None = None  # of the pass before
         self._made: tuple[BatchStream, DataLoader[Any]] | None = None
         self._receiver: Receiver | None = None
         self._tally = Tally(options.num_workers)
@@ -115,9 +118,9 @@ class Engine:
         self, schedule: Schedule, recipe: Recipe, epoch: int, *, is_early: bool = False
     ) -> Iterator[Any]:
         """The batches on the host."""
-        dealing = schedule.dealing
+        dealing, room = schedule.dealing, self._room_of(schedule, recipe)
         stream, loader = self._make(recipe, dealing.batch_size, dealing.accumulate)
-        stream.start_at(schedule, epoch=epoch, is_early=is_early)
+        stream.start_at(schedule, epoch=epoch, room=room, is_early=is_early)
         side = self._side
         try:
             with nullcontext() if side is None else side.current():
@@ -127,6 +130,15 @@ class Engine:
                 raise
             self.forget_workers()
             return self._from(schedule, recipe, epoch)
+
+    def _room_of(self, schedule: Schedule, recipe: Recipe) -> Room:
+        """The room that each reader has in the node's cache; CacheError where that is too small."""
+        reach = reach_of(schedule, num_workers=self._num_workers, ranks_per_node=local_ranks())
+        before = self._room
+        if before is None or before[0] is not recipe or before[1] != reach:
+            before = recipe, reach, checked_room(recipe.catalog, schedule.order, reach)
+            self._room = before
+        return before[2]
 
     def _on_device(self, batches: Iterator[Any], side: Side) -> Iterator[Any]:
         making = self.making
@@ -167,8 +179,6 @@ class Engine:
             self._check_pickles()
             if not self._has_looked:
                 self._side, self._has_looked = self._find_side(options.named), True
-            num_readers = local_ranks() * max(1, self._num_workers)
-            check_cache(recipe.catalog, num_readers=num_readers)
             stream = BatchStream(
                 StreamOptions(
                     recipe=recipe,
@@ -179,7 +189,7 @@ class Engine:
                     decode_threads=_cores_of_this_rank()
                     if options.decode_threads is None
                     else options.decode_threads,
-                    num_readers=num_readers,
+                    local_ranks=local_ranks(),
                     in_flight=2 + (passed_on.get("prefetch_factor") or 2),
                     collate_fn=options.collate_fn,
                     meta=options.meta,

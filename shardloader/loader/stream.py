@@ -24,11 +24,13 @@ from shardloader.errors import UnsupportedError, UsageError
 from shardloader.loader.device import ToPin
 from shardloader.loader.orphan import end_with_parent
 from shardloader.loader.parcel import Parcel
-from shardloader.loader.read_ahead import read_ahead
+from shardloader.loader.read_ahead import TASKS_MORE, read_ahead
 from shardloader.loader.ring import Sender
 from shardloader.order.grid import Grid
 from shardloader.order.schedule import Schedule
+from shardloader.planning.least_cache import reach_of
 from shardloader.reading.diary import Diary, Stage
+from shardloader.reading.needs import ALL_ROOM, Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,9 +53,9 @@ class StreamOptions:
 
     accumulate: steps of an optimiser step; is_grouped: whether batches carry `__group_valid__`;
     decode_threads: threads that decode what is slow to decode, where there are no workers;
-    in_flight: batches of a worker that are made or being read at a time; num_readers: workers, or
-    ranks without any, that read on this node; tally: where whoever reads counts; pins: whether
-    batches of workers are pinned for a device.
+    in_flight: batches of a worker that are made or being read at a time; local_ranks: that read on
+    this node; tally: where whoever reads counts; pins: whether batches of workers are pinned for a
+    device.
     """
 
     recipe: Recipe
@@ -63,7 +65,7 @@ class StreamOptions:
     is_grouped: bool
     decode_threads: int
     in_flight: int
-    num_readers: int
+    local_ranks: int
     collate_fn: Collate | None
     meta: str
     tally: Tally
@@ -82,17 +84,20 @@ class BatchStream(IterableDataset[Any]):
         self._sender: Sender | None = None
         self._schedule: Schedule | None = None  # of the position, where there are no workers
         self._is_early = False
-        # epoch, consumed, ranks, workers, batch
-        self._position = torch.zeros(5, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        # epoch, consumed, ranks, workers, batch; and the room in the cache
+        self._position = torch.zeros(7, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._reader: SampleReader | None = None
 
-    def start_at(self, schedule: Schedule, *, epoch: int, is_early: bool = False) -> None:
+    def start_at(
+        self, schedule: Schedule, *, epoch: int, room: Room = ALL_ROOM, is_early: bool = False
+    ) -> None:
         """Let the next iterator give a schedule's batches.
 
-        is_early: whether it begins to read the first one when it is made, in a thread.
+        room: that each reader has in the node's cache; is_early: whether it begins to read the
+        first one when it is made, in a thread.
         """
         order, dealing = schedule.order, schedule.dealing
-        position = [epoch, dealing.consumed, *order.grid.to_list()]
+        position = [epoch, dealing.consumed, *order.grid.to_list(), *room]
         self._position.copy_(torch.tensor(position, dtype=torch.int64))
         # Of its own, since a schedule remembers passes, and rows may be evaluated in a thread.
         self._schedule, self._is_early = Schedule(order, dealing), is_early
@@ -109,7 +114,7 @@ class BatchStream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is None and self._schedule is not None:
             return self._batches(self._schedule)
-        epoch, consumed, ranks, workers, batch = self._position.tolist()
+        epoch, consumed, ranks, workers, batch, *_ = self._position.tolist()
         options = self._options
         schedule = Schedule.of(
             options.recipe.order(Grid(ranks=ranks, workers=workers, batch=batch)),
@@ -131,9 +136,8 @@ class BatchStream(IterableDataset[Any]):
             if info is not None and self.pages is not None:
                 counts = options.tally.of_worker(info.id)
                 self.diary = Diary(self.pages[info.id].numpy(), counts=counts)
-            self._reader = SampleReader(
-                options.recipe, num_readers=options.num_readers, diary=self.diary
-            )
+            num_readers = options.local_ranks * (info.num_workers if info else 1)
+            self._reader = SampleReader(options.recipe, num_readers=num_readers, diary=self.diary)
         self.diary.start_pass()
         maker = BatchMaker(
             self._reader,
@@ -147,6 +151,14 @@ class BatchStream(IterableDataset[Any]):
         )
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
         threads = options.decode_threads if info is None else 0
+        reach = reach_of(
+            schedule,
+            num_workers=info.num_workers if info else 0,
+            ranks_per_node=options.local_ranks,
+        )
+        room = Room(*self._position[5:].tolist())
+        if self._reader.fetches_ahead and room != ALL_ROOM:
+            threads = min(threads, max(1, reach.rows_ahead - TASKS_MORE - 1))
         read = maker.read if info is not None else self._noted(maker.read)
 
         def batches_of(blocks: Iterator[RowBlock]) -> Iterator[Any]:
@@ -165,6 +177,8 @@ class BatchStream(IterableDataset[Any]):
             options.topology.rank,
             worker=worker,
             num_workers=num_workers,
+            room=room,
+            reach=reach,
             items=batches_of,
         )
         if info is None:

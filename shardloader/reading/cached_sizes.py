@@ -87,6 +87,15 @@ def _index_bytes(catalog: Catalog, tar_bytes: NDArray[np.int64]) -> NDArray[np.i
     return found
 
 
+def index_bytes(catalog: Catalog, shard: int) -> int:
+    """Bytes of a shard's index in the cache, at most, by its size in the manifest."""
+    if catalog.source.index_store is None:
+        return 0
+    count = int(catalog.manifest.counts[shard])
+    num_members = max(int(catalog.manifest.sizes[shard]) // BLOCK_BYTES, count)
+    return INDEX_BYTES + INDEX_BYTES_A_SAMPLE * count + INDEX_BYTES_A_MEMBER * num_members
+
+
 def _folder(catalog: Catalog) -> CacheFolder:
     if catalog.cache is None:
         raise AssertionError

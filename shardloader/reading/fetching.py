@@ -23,17 +23,25 @@ from shardloader.errors import ShardLoaderError
 from shardloader.reading.arrivals import Arrivals
 from shardloader.reading.cache import key_of_identity
 from shardloader.reading.cache_folder import CacheFolder
-from shardloader.reading.cached_sizes import goes_through_cache
+from shardloader.reading.cached_sizes import goes_through_cache, index_bytes
 from shardloader.reading.diary import Diary, Stage
 from shardloader.reading.filling import NotNowError, OthersFetchError
-from shardloader.reading.needs import Coming, Need, Needs, Pace, next_to_fetch
-from shardloader.reading.needs_files import NO_INDEX, NeedsFile, Told
+from shardloader.reading.needs import (
+    ALL_ROOM,
+    Coming,
+    Need,
+    Needs,
+    Pace,
+    Room,
+    next_to_fetch,
+)
+from shardloader.reading.needs_files import FETCHED_AHEAD, NO_INDEX, NeedsFile, Told
 from shardloader.reading.origin import LocalFile
 from shardloader.reading.remote_shard import index_identity, map_remote
 from shardloader.reading.tars import map_tar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from shardloader.reading.catalog import Catalog
     from shardloader.reading.counts import CountRow
@@ -56,6 +64,15 @@ class Block(NamedTuple):
     needs: Sequence[Need]
     last: int  # step
     num_samples: int
+
+
+class Outlook(NamedTuple):
+    """What a reader knows of its pass: see `Needs` and `Room`."""
+
+    reach: int = 0
+    linger: int = 0
+    stay: Container[int] = ()
+    room: Room = ALL_ROOM
 
 
 class Fetch:
@@ -102,7 +119,8 @@ class Fetch:
 class Session:
     """Fetching for one pass of a reader, until it is stopped; catalog: one with a cache.
 
-    blocks: what the pass needs; None of a reader that can't tell. counts: where the reader counts.
+    blocks: what the pass needs; None of a reader that can't tell. outlook: what it knows of it.
+    counts: where the reader counts.
     """
 
     def __init__(
@@ -111,8 +129,10 @@ class Session:
         blocks: Iterator[Block] | None,
         *,
         share_bytes: int,
+        outlook: Outlook | None = None,
         counts: CountRow | None = None,
     ) -> None:
+        outlook = outlook or Outlook()
         if catalog.cache is None:
             raise AssertionError
         self._catalog = catalog
@@ -124,7 +144,11 @@ class Session:
         self._changed = threading.Condition()
         self._blocks = blocks
         self._is_looking = False
-        self._needs = Needs()
+        self._needs = Needs(reach=outlook.reach, linger=outlook.linger, stay=outlook.stay)
+        self._reach = outlook.reach
+        self._goes_to = 0  # the step to which the reader goes on
+        self._room = outlook.room
+        self._held: set[int] = set()  # fetched ahead, or on the way, and not begun yet
         self._samples_ahead: list[tuple[int, int]] = []  # last steps of blocks, and their samples
         self._begun_at: tuple[float, int] | None = None  # when the reader came to which step
         self._waits = 0
@@ -148,20 +172,48 @@ class Session:
 
     # What the reader says.
 
-    def move_to(self, start: int, stop: int) -> None:
-        """The reader opens the shards of the steps start .. stop-1 now."""
+    def move_to(self, start: int, stop: int) -> set[int] | None:
+        """The reader opens the shards of the steps start .. stop-1 now; None if nothing changes.
+
+        Else gives those that are to be kept, or are needed later, as far as is known.
+        """
+        self._look_as_far_as(start)
         with self._changed:
             self._measure(start)
+            coming = None
             if self._needs.move_to(start, stop):
-                if self._file is None:
+                coming = {need.shard: depth for depth, need in self._needs.coming()}
+                later = {shard for shard, depth in coming.items() if depth}
+                has_begun_held = not self._held <= later
+                self._held &= later
+                if self._file is None or has_begun_held:
                     self._tell()
                 self._arrivals.forget_elsewhere()
-                self._arrivals.keep_only({need.shard for _, need in self._needs.coming()})
+                self._arrivals.keep_only(coming)
                 self._has_no_room = False
                 self._changed.notify_all()
             self._samples_ahead = [each for each in self._samples_ahead if each[0] >= start]
             if self._file is not None:
                 self._file.move_to(start, stop)
+            return None if coming is None else set(coming)
+
+    def _look_as_far_as(self, start: int) -> None:
+        """See to it that it is known which needs are over, once there may be such.
+
+        Whoever reads looks himself where both threads are fetching: a store may keep them long.
+        """
+        while True:
+            with self._changed:
+                self._goes_to = start
+                blocks = self._blocks
+                is_known = not self._reach or self._needs.taken > start + self._reach
+                if blocks is None or is_known or self._begun_at is None or self.is_stopped:
+                    return
+                if self._is_looking:
+                    self._changed.wait()
+                    continue
+                self._is_looking = True
+            self._look(blocks)
 
     def _measure(self, step: int) -> None:
         """Take the time since the last call as that of the steps between, but for waits."""
@@ -273,6 +325,7 @@ class Session:
             self._look_and_fetch()
         except ShardLoaderError as error:
             logger.debug("nothing more is fetched ahead: %s", error)
+        finally:
             self.stop()
 
     def _look_and_fetch(self) -> None:
@@ -297,26 +350,31 @@ class Session:
         ahead = sum(self._size(need.shard) for depth, need in self._needs.coming() if depth > 0)
         if ahead > self._share_bytes and self._begun_at is None:
             return None  # let the first batch be made before looking further than needed
-        if sum(samples for _, samples in self._samples_ahead) >= MOST_SAMPLES:
+        # Twice as far as the reader waits for, so that it does not.
+        is_far = self._needs.taken > max(self._needs.stop, self._goes_to) + 2 * self._reach
+        if is_far and sum(samples for _, samples in self._samples_ahead) >= MOST_SAMPLES:
             return None
         self._is_looking = True
         return self._blocks
 
     def _look(self, blocks: Iterator[Block]) -> None:
+        needs: list[Need] = []
         try:
             block = next(blocks, None)
+            if block is not None:
+                needs = [need for need in block.needs if self._is_cached(need.shard)]
+            for need in needs:
+                self._key(need.shard)
         except Exception as error:  # noqa: BLE001 - the reader evaluates the same, and meets it
             logger.debug("looking ahead ended: %s", error)
             block = None
-        needs = [] if block is None else [n for n in block.needs if self._is_cached(n.shard)]
-        for need in needs:
-            self._key(need.shard)
         with self._changed:
             self._is_looking = False
             if block is None:
                 self._blocks = None
+                self._needs.end()
             else:
-                self._needs.take(needs)
+                self._needs.take(needs, stop=block.last + 1)
                 self._samples_ahead.append((block.last, block.num_samples))
             self._tell()
             self._changed.notify_all()
@@ -330,8 +388,13 @@ class Session:
             return
         needs = self._needs
         told = [
-            Told(self._key(need.shard), self._index_key(need.shard), need.first, need.last)
-            for _, need in needs.coming()
+            Told(
+                self._key(need.shard),
+                self._index_key(need.shard),
+                FETCHED_AHEAD if depth and need.shard in self._held else need.first,
+                needs.told_end_of(need),
+            )
+            for depth, need in needs.coming()
         ]
         if self._file is None and told and self._folder.path.is_dir():
             self._file = NeedsFile(self._folder.path)
@@ -346,23 +409,33 @@ class Session:
             self._coming(self._folder.keys()),
             bound_bytes=self._share_bytes,
             pace=self._pace,
+            room_bytes=self._room.ahead_of(self._bytes_now()),
             only_now=self._waits > 0 or not all(each.has_room for each in self._fetches.values()),
         )
         if chosen is None:
             return None
         fetch = self._fetches[chosen.shard] = Fetch(self, chosen)
+        if chosen.steps:
+            self._held.add(chosen.shard)
+            self._tell()  # before it is there, for whoever needs room
         return fetch
+
+    def _bytes_now(self) -> int:
+        """Of what the reader needs now."""
+        now = [need.shard for depth, need in self._needs.coming() if not depth]
+        return sum(self._size(shard) + index_bytes(self._catalog, shard) for shard in now)
 
     def _coming(self, there: set[bytes]) -> Iterator[Coming]:
         """What is read by ranges, in the order of the plan where it is in it; then the rest."""
-        planned = list(self._needs.coming())
+        needs = self._needs
+        planned = [each for each in needs.coming() if needs.end_of(each[1]) >= needs.start]
         awaited = dict.fromkeys(need.shard for depth, need in planned if not depth)
         awaited |= dict.fromkeys(self._arrivals.awaited())
         for shard in filter(self._arrivals.is_awaited, awaited):
             yield self._one_coming(shard, 0, there)
         for depth, need in planned if self._share_bytes else ():
             if not self._arrivals.is_awaited(need.shard):
-                steps = max(1, need.first - self._needs.start) if depth else 0
+                steps = max(1, need.first - needs.start) if depth else 0
                 yield self._one_coming(need.shard, steps, there)
 
     def _one_coming(self, shard: int, steps: int, there: set[bytes]) -> Coming:
@@ -375,6 +448,7 @@ class Session:
             steps=steps,
             is_there=is_there or shard in self._fetches,
             is_possible=not self._arrivals.is_left_alone(shard),
+            index_bytes=index_bytes(self._catalog, shard),
         )
 
     def _do(self, fetch: Fetch) -> None:
@@ -397,7 +471,9 @@ class Session:
         with self._changed:
             del self._fetches[shard]
             fetch.is_over = True
-            if self._file is None:  # the folder was not there yet
+            if not size:
+                self._held.discard(shard)
+            if self._file is None or not size:  # the folder may not have been there
                 self._tell()
             if size:
                 self._arrivals.came(shard)

@@ -209,12 +209,13 @@ class Filling:
                 f"{self._origin.name}: its tar has {part.length + least} bytes or more, and the "
                 f"cache {self._cache.folder} holds at most {self._max_bytes}: raise max_bytes="
             )
-        wanted = max(least, min(_GROWTH_BYTES, self._max_bytes // 16))
+        is_known = bool(self._origin.tar_bytes) or not self._unpack
+        wanted = least if is_known else max(least, min(_GROWTH_BYTES, self._max_bytes // 16))
         began = time.monotonic()
         with self._diary.page.within(Stage.ROOM, total=least):
             while True:
                 with self._folder.lock("space.lock"):
-                    room = self._room(wanted)
+                    room = self._room(least, wanted)
                     if room >= least:
                         self._grow(part, min(room, wanted))
                         if self._errand is not None and self._unpack:
@@ -231,19 +232,24 @@ class Filling:
         except OSError as error:
             raise failure(part.path, "the cache can't be written to", error) from error
 
-    def _room(self, wanted: int) -> int:
-        """Make so much room, where there is something to remove; give what there is."""
+    def _room(self, least: int, wanted: int) -> int:
+        """Make room, where there is something to remove; give what there is.
+
+        For more than the least nothing is removed that somebody needs.
+        """
         entries = self._folder.entries()
         room = self._max_bytes - sum(entry.size for entry in entries)
-        return room if room >= wanted else room + self._removed(entries, wanted - room)
+        if room >= wanted:
+            return room
+        return room + self._removed(entries, least - room, wanted - room)
 
-    def _removed(self, entries: list[Entry], wanted: int) -> int:
+    def _removed(self, entries: list[Entry], least: int, wanted: int) -> int:
         """Remove whole files of so many bytes, or of fewer; give how many. Under `space.lock`."""
         depths = least_depths(told_needs(self._folder.path))
         below = -1.0 if self._errand is None else self._errand.depth
         freed = 0
         for entry in removal_order(entries, depths, below=below):
-            if freed >= wanted:
+            if freed >= (least if entry.key in depths else wanted):
                 break
             if self._folder.remove(entry.name):
                 freed += entry.size
@@ -252,7 +258,7 @@ class Filling:
     def _free_disk(self, wanted: int, error: OSError) -> None:
         """Remove files where the disk is full; raises if there is none that may go."""
         with self._folder.lock("space.lock"):
-            freed = self._removed(self._folder.entries(), wanted)
+            freed = self._removed(self._folder.entries(), wanted, wanted)
         if not freed:
             raise error if self._is_last_try else _NoRoomError
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from shardloader.reading.cache_folder import exclusively_open, release, try_lock
+from shardloader.reading.needs import HELD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ class Told(NamedTuple):
     """A need, as others can understand it: keys of the origins of a tar and of its index.
 
     of_index: NO_INDEX where that is not cached; first, last: the steps between which the reader
-    opens them.
+    opens them; first is FETCHED_AHEAD of what was, and is not opened yet.
     """
 
     of_tar: bytes
@@ -49,6 +50,7 @@ class Told(NamedTuple):
 
 
 NO_INDEX: Final = bytes(16)
+FETCHED_AHEAD: Final = -1
 
 
 class NeedsFile:
@@ -145,8 +147,10 @@ def _depths(data: bytes) -> dict[bytes, float]:
     count = (len(data) - _HEAD.itemsize) // _NEED.itemsize
     needs = np.frombuffer(data, dtype=_NEED, count=count, offset=_HEAD.itemsize)
     needs = needs[needs["last"] >= head["start"]]
-    is_later: NDArray[np.bool_] = needs["first"] >= head["stop"]
-    depth = np.where(is_later, np.cumsum(is_later), 0)
+    is_held: NDArray[np.bool_] = needs["first"] == FETCHED_AHEAD
+    is_later = is_held | (needs["first"] >= head["stop"])
+    depth = np.where(is_later, np.cumsum(is_later), 0.0)
+    depth[is_held] = HELD
     found: dict[bytes, float] = {}
     keys = zip(needs["of_tar"].tolist(), needs["of_index"].tolist(), depth.tolist(), strict=True)
     for tar, index, value in keys:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardloader.reading.catalog import Catalog
     from shardloader.reading.counts import CountRow
     from shardloader.reading.diary import Page
-    from shardloader.reading.fetching import Block
+    from shardloader.reading.fetching import Block, Outlook
 
 
 class Prefetcher:
@@ -44,14 +44,20 @@ class Prefetcher:
         self._session: tuple[int, Session] | None = None
         self._let_go: weakref.finalize[..., Prefetcher] | None = None
 
-    def begin(self, blocks: Iterator[Block]) -> None:
+    def begin(self, blocks: Iterator[Block], outlook: Outlook | None = None) -> None:
         """Fetch for steps to come, which `blocks` gives in order, when it is asked."""
         self.stop()
         self._has_plan = True
-        self._started(blocks)
+        self._started(blocks, outlook)
 
-    def _started(self, blocks: Iterator[Block] | None) -> Session:
-        session = Session(self._catalog, blocks, share_bytes=self._share_bytes, counts=self._counts)
+    def _started(self, blocks: Iterator[Block] | None, outlook: Outlook | None = None) -> Session:
+        session = Session(
+            self._catalog,
+            blocks,
+            share_bytes=self._share_bytes,
+            outlook=outlook,
+            counts=self._counts,
+        )
         self._session = (os.getpid(), session)
         session.start()
         return session
@@ -77,11 +83,10 @@ class Prefetcher:
         session = self._here
         return session is not None and session.has_come(shard)
 
-    def move_to(self, start: int, stop: int) -> None:
-        """The reader opens the shards of the steps start .. stop-1 now."""
+    def move_to(self, start: int, stop: int) -> set[int] | None:
+        """The reader opens the shards of the steps start .. stop-1 now: see `Session.move_to`."""
         session = self._here
-        if session is not None:
-            session.move_to(start, stop)
+        return None if session is None else session.move_to(start, stop)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

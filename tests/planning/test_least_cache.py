@@ -1,19 +1,20 @@
-"""The least cache of a topology: what its readers have open at once, and no loader with less."""
+"""The least cache of a topology: what its readers need at one time, and no loader with less."""
 
 from __future__ import annotations
 
 import gzip
 import itertools
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import shardloader as sl
 from shardloader.cli import main
-from shardloader.planning.least_cache import check_cache, least_cache_bytes, readers_a_node
+from shardloader.order.reach import Reach
+from shardloader.planning.least_cache import LeastCache, reach_of, readers_a_node
 from shardloader.reading.cached_sizes import INDEX_BYTES, cached_bytes
 from shardloader.reading.catalog import open_catalog
 from tests.contract.test_remote_sources import upload
@@ -22,13 +23,17 @@ from tests.reading.http_store import HttpStore
 from tests.shards import tar_bytes
 
 COUNTS = (20, 20, 3, 20, 20, 20)
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 8))
-def test_it_is_the_most_that_so_many_readers_can_have_open(sizes, num_readers):
-    num_open = min(num_readers, len(sizes))
-    worst = max(sum(each) for each in itertools.combinations(sizes, num_open))
-    assert least_cache_bytes(np.array(sizes), num_readers=num_readers) == worst
+REACH = Reach(
+    readers=1,
+    lanes=1,
+    samples=1,
+    tail=3,
+    is_shared=False,
+    is_shuffled=True,
+    rows=1,
+    rows_ahead=8,
+    steps=10,
+)
 
 
 def test_a_node_has_its_ranks_workers_as_readers():
@@ -105,16 +110,38 @@ def test_an_index_that_is_not_here_is_not_larger_than_was_told(
     assert (told <= 2 * real + INDEX_BYTES).all()
 
 
+def reach_of_loader(catalog, *, world_size=1, num_workers=0, **options):
+    """The figure for ranks of one node."""
+    options = {"shuffle": sl.Shuffle(window=2), "batch_size": 1, **options}
+    made = sl.plan(catalog.manifest, world_size=world_size, num_workers=num_workers, **options)
+    reach = reach_of(made.schedule, num_workers=num_workers, ranks_per_node=world_size)
+    return LeastCache.of(cached_bytes(catalog), catalog.manifest.counts, reach)
+
+
+def test_it_is_no_larger_where_shards_turn_out_to_be_smaller():
+    """As they do once their indexes are known: what was enough before is enough then."""
+    rng = np.random.Generator(np.random.PCG64(0))
+    for _ in range(300):
+        counts = rng.integers(1, 12, 24)
+        sizes = rng.integers(1, 1000, 24)
+        smaller = sizes - rng.integers(0, sizes // 8 + 1)
+        reach = replace(REACH, lanes=int(rng.integers(1, 4)), samples=int(rng.integers(1, 60)))
+        least, of_smaller = (LeastCache.of(each, counts, reach) for each in (sizes, smaller))
+        assert of_smaller.least_bytes <= least.least_bytes
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_that_figure_is_enough_for_tiny_shards_of_a_store(tmp_path, num_workers):
     """Whose indexes are nearly as large as they are, so that counting them makes the difference."""
-    counts = (1, 2, 1, 2, 1, 2)
+    counts = (1, 2, 1, 2) * 8
     url = upload(kept_corpus(counts), f"memory://least/{tmp_path.name}")
-    told = cached_bytes(open_catalog(url, cache=sl.Cache(tmp_path / "c", max_bytes="1MB")))
-    least = least_cache_bytes(told, num_readers=max(1, num_workers))
+    catalog = open_catalog(url, cache=sl.Cache(tmp_path / "c", max_bytes="1MB"))
+    found = reach_of_loader(catalog, num_workers=num_workers)
+    least = found.least_bytes
+    assert least < found.all_bytes
     enough = sl.Cache(tmp_path / "enough", max_bytes=least)
     options = {"multiprocessing_context": "fork", "timeout": 120} if num_workers else {}
-    options |= {"batch_size": 1, "num_workers": num_workers}
+    options |= {"batch_size": 1, "num_workers": num_workers, "shuffle": sl.Shuffle(window=2)}
     loader = loader_of(url, cache=enough, **options)
     for _ in range(2):
         assert each_once(valid_of(loader), sum(counts))
@@ -127,25 +154,30 @@ def test_that_figure_is_enough_for_tiny_shards_of_a_store(tmp_path, num_workers)
 def test_a_smaller_cache_is_refused_with_that_figure_before_the_first_batch(
     packed, tmp_path, num_workers
 ):
-    sizes = open_catalog(packed, cache=sl.Cache(tmp_path / "c", max_bytes="1MB"))
-    least = least_cache_bytes(cached_bytes(sizes), num_readers=max(1, num_workers))
+    catalog = open_catalog(packed, cache=sl.Cache(tmp_path / "c", max_bytes="1MB"))
+    shuffle = sl.Shuffle(window=2)
+    least = reach_of_loader(catalog, num_workers=num_workers).least_bytes
     small = sl.Cache(tmp_path / "small", max_bytes=least - 1)
     words = rf"here {least} bytes for {max(1, num_workers)} .*holds at most {least - 1}: raise"
-    loader = loader_of(packed, batch_size=4, cache=small, num_workers=num_workers)
-    with pytest.raises(sl.CacheError, match=words):
-        next(iter(loader))
+    options: Any = {"cache": small, "shuffle": shuffle, "batch_size": 1}
+    with pytest.raises(sl.CacheError, match=words) as caught:
+        next(iter(loader_of(packed, num_workers=num_workers, **options)))
+    assert "cache=None" not in str(caught.value)  # compressed shards need one
     if num_workers == 0:
         with raises_in_worker(sl.CacheError, words):
-            list(sl.ShardDataset(packed, cache=small, batch_size=4))
+            list(sl.ShardDataset(packed, **options))
     assert not Path(small.folder).exists()
 
 
-def test_that_figure_is_enough_for_ranks_and_workers_that_read_side_by_side(packed, tmp_path):
+def test_that_figure_is_enough_for_ranks_and_workers_that_read_side_by_side(
+    packed, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     catalog = open_catalog(packed, cache=sl.Cache(tmp_path / "c", max_bytes="1MB"))
-    least = least_cache_bytes(cached_bytes(catalog), num_readers=4)
+    least = reach_of_loader(catalog, world_size=2, num_workers=2).least_bytes
     enough = sl.Cache(tmp_path / "enough", max_bytes=least)
-    check_cache(open_catalog(packed, cache=enough), num_readers=4)
-    options = {"batch_size": 4, "cache": enough, "num_workers": 2, "timeout": 120}
+    options = {"batch_size": 1, "cache": enough, "num_workers": 2, "timeout": 120}
+    options["shuffle"] = sl.Shuffle(window=2)
     loaders = loaders_of(packed, 2, multiprocessing_context="fork", **options)
     given_out = [iter(loader) for loader in loaders]
     numbers = []
@@ -159,13 +191,16 @@ def test_the_plan_tells_it_for_the_ranks_of_a_node(packed, tmp_path, capsys, mon
     monkeypatch.setenv("HOME", str(tmp_path))
     sizes = sorted(open_catalog(kept_corpus(COUNTS)).manifest.sizes.tolist(), reverse=True)
     open_catalog(packed)
-    words = ["plan", str(packed), "--batch-size", "2", "--world-size", "4", "--num-workers", "1"]
-    for more, readers in (((), 4), (("--ranks-per-node", "2"), 2)):
+    words = ["plan", str(packed), "--batch-size", "1", "--world-size", "4", "--num-workers", "1"]
+    words += ["--window", "2"]
+    # Four in part, at the ends of a lane and of the tail; the small one whole, and one sample more.
+    of_one = sum(sizes[:4]) + sizes[-1] + -(-sizes[0] // 20)
+    for more, readers, least in (((), 4, sum(sizes)), (("--ranks-per-node", "1"), 1, of_one)):
         assert main([*words, *more]) == 0
         told = capsys.readouterr().out
-        assert f"({sum(sizes[:readers]):,} bytes a node, for {readers} readers)" in told
+        assert f"({least:,} bytes a node, for {readers} reader" in told
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert main(words) == 0
-    assert f"({sum(sizes[:3]):,} bytes a node, for 3 readers)" in capsys.readouterr().out
+    assert f"({sum(sizes[:6]):,} bytes a node, for 3 readers)" in capsys.readouterr().out
     assert main(["plan", str(kept_corpus(COUNTS)), "--batch-size", "2"]) == 0
     assert "least cache" not in capsys.readouterr().out

@@ -13,15 +13,25 @@ from hypothesis import strategies as st
 
 from shardloader.reading.cache_folder import CacheFolder, Entry
 from shardloader.reading.needs import (
+    FAR,
+    HELD,
     Coming,
     Need,
     Needs,
     Pace,
+    Room,
     next_to_fetch,
     removal_order,
     rows_at_once,
 )
-from shardloader.reading.needs_files import NO_INDEX, NeedsFile, Told, least_depths, told_needs
+from shardloader.reading.needs_files import (
+    FETCHED_AHEAD,
+    NO_INDEX,
+    NeedsFile,
+    Told,
+    least_depths,
+    told_needs,
+)
 
 STEPS = st.lists(st.sets(st.integers(0, 6), max_size=4), min_size=1, max_size=30)
 
@@ -37,8 +47,8 @@ def test_each_shard_that_a_coming_step_opens_is_needed_then(steps: Any, size: in
     """Whatever the blocks are, and however far the reader is when the next one is taken."""
     needs, at, taken = Needs(), 0, 0
     for first in range(0, len(steps), size):
-        needs.take(block_of(steps[first : first + size], first))
         taken = min(first + size, len(steps))
+        needs.take(block_of(steps[first : first + size], first), stop=taken)
         at = data.draw(st.integers(at, taken - 1))
         stop = data.draw(st.integers(at + 1, taken))
         needs.move_to(at, stop)
@@ -57,13 +67,74 @@ def test_each_shard_that_a_coming_step_opens_is_needed_then(steps: Any, size: in
 def test_a_shard_that_comes_again_after_a_while_is_needed_twice():
     needs = Needs()
     for first, shards in ((0, {1, 2}), (10, {2, 3}), (20, {1})):
-        needs.take([Need(s, first, first + 9) for s in sorted(shards)])
+        needs.take([Need(s, first, first + 9) for s in sorted(shards)], stop=first + 10)
     assert [need for _, need in needs.coming()] == [
         Need(1, 0, 9),
         Need(2, 0, 19),
         Need(3, 10, 19),
         Need(1, 20, 29),
     ]
+
+
+def test_a_shard_within_reach_goes_on_and_is_over_only_when_it_will_not_come_again():
+    needs = Needs(reach=10)
+    needs.take([Need(1, 0, 4), Need(2, 0, 9)], stop=10)
+    needs.take([Need(2, 10, 10)], stop=14)
+    assert needs.move_to(12, 13)
+    assert [need.shard for _, need in needs.coming()] == [1, 2]  # 1 may come at step 14 still
+    needs.take([Need(2, 18, 18)], stop=21)
+    assert [(need, needs.end_of(need)) for _, need in needs.coming()] == [
+        (Need(1, 0, 4), 4),
+        (Need(2, 0, 18), FAR),
+    ]
+    assert needs.move_to(13, 14)
+    assert [need.shard for _, need in needs.coming()] == [2]
+    needs.end()
+    assert [needs.end_of(need) for _, need in needs.coming()] == [18]
+
+
+def test_a_shard_that_others_need_at_the_end_stays_to_the_end():
+    needs = Needs(stay={1})
+    needs.take([Need(1, 0, 4), Need(2, 0, 4)], stop=5)
+    needs.end()
+    assert [needs.end_of(need) for _, need in needs.coming()] == [FAR, 4]
+    needs.move_to(1000, 1001)
+    assert [(depth, need.shard) for depth, need in needs.coming()] == [(0, 1)]
+
+
+def test_a_shard_is_kept_for_others_who_read_the_same_and_are_behind():
+    needs = Needs(linger=8)
+    needs.take([Need(1, 0, 4), Need(2, 0, 19)], stop=20)
+    needs.end()
+    for at, kept, told in ((5, [1, 2], 11), (11, [1, 2], 11), (12, [2], 26)):
+        needs.move_to(at, at + 1)
+        assert [(depth, need.shard) for depth, need in needs.coming()] == [(0, s) for s in kept]
+        assert needs.told_end_of(next(needs.coming())[1]) == told
+    ahead = Needs(linger=8)  # of what it is at itself, so that both together are no more
+    ahead.take([Need(1, 0, 4), Need(2, 0, 19)], stop=20)
+    ahead.move_to(5, 13)
+    assert [need.shard for _, need in ahead.coming()] == [2]
+
+
+def test_nothing_is_fetched_ahead_where_there_is_no_room_for_it():
+    """Not even the first; its index counts, as does what is there anyway."""
+    first, second = Coming(1, 50, 3, index_bytes=10), Coming(2, 50, 5, index_bytes=10)
+    there = first._replace(is_there=True)
+    for coming, room_bytes, shard in (
+        ([first, second], 59, None),
+        ([first, second], 60, 1),
+        ([there, second], 119, None),
+        ([there, second], 120, 2),
+        ([Coming(3, 50, 0), first], 0, 3),  # what is needed now
+    ):
+        chosen = next_to_fetch(coming, bound_bytes=1000, pace=Pace(), room_bytes=room_bytes)
+        assert (chosen and chosen.shard) == shard
+
+
+def test_a_reader_has_its_part_for_all_that_it_needs_or_what_is_to_spare_for_what_comes():
+    assert Room(100, 10).ahead_of(40) == 60
+    assert Room(100, 10).ahead_of(95) == 10
+    assert Room(0, 10).ahead_of(40) == 10
 
 
 COMING = st.lists(
@@ -74,6 +145,7 @@ COMING = st.lists(
         steps=st.integers(0, 40),
         is_there=st.booleans(),
         is_possible=st.booleans(),
+        index_bytes=st.integers(0, 9),
     ),
     unique_by=lambda each: each.shard,
     max_size=12,
@@ -212,6 +284,19 @@ def test_what_several_readers_need_counts_by_the_one_who_needs_it_first(tmp_path
     assert depths == {KEYS[0]: 0, KEYS[1]: 1, KEYS[2]: 0, KEYS[3]: 1, KEYS[4]: 1}
     first.close()
     second.close()
+
+
+def test_what_was_fetched_ahead_goes_after_all_that_is_needed_later_and_before_what_is_open(
+    tmp_path,
+):
+    file = NeedsFile(tmp_path)
+    file.tell(0, 1, [told_of(0, 0, 5), told_of(1, FETCHED_AHEAD, 6), told_of(2, 4, 5)])
+    depths = least_depths(told_needs(tmp_path))
+    assert depths == {KEYS[0]: 0, KEYS[1]: HELD, KEYS[2]: 2}
+    entries = [Entry(f"{key.hex()}{'0' * 32}.cached", 1, 0) for key in KEYS[:4]]
+    order = [KEYS.index(entry.key) for entry in removal_order(entries, depths)]
+    assert order == [3, 2, 1, 0]
+    file.close()
 
 
 @pytest.mark.parametrize("data", [b"", b"needs 1\n", b"needs 1\n" + bytes(40), b"x" * 99])

@@ -2,7 +2,7 @@
 
     python -m tests.stress.stores [--epochs 20] [--seed 0]
 
-Two ranks of two workers share a cache that holds two thirds of the corpus. Requests meet every kind
+Two ranks of two workers share the least cache, two thirds of the corpus. Requests meet every kind
 of fault that the proxy has, by chance. Now and then a random process gets SIGKILL, and all ranks
 start again from the last saved state. In the end the audit must find every sample once an epoch;
 the cache was never above its limit, which a process of its own watches; nothing is left behind: no
@@ -25,10 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.request import urlopen
 
+import numpy as np
 import psutil
 import zstandard
 
+from shardloader.order.window import Shuffle
 from shardloader.planning.audit import audit_logs
+from shardloader.planning.least_cache import LeastCache, reach_of
+from shardloader.planning.plan import plan
 from shardloader.reading.cache import Cache
 from shardloader.reading.cache_folder import CacheFolder
 from shardloader.reading.catalog import open_catalog
@@ -43,8 +47,12 @@ from tests.stress.kills import END_S, FORK, Job, Options
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from shardloader.format.manifest import Manifest
+
 NUM_SHARDS = 24
 SAMPLES = 24  # a shard
+WINDOW = SAMPLES // 2
+MOST_INDEX_BYTES = 24_000
 TEXT_BYTES = 6000
 PIECE_BYTES = 60_000  # of one request
 WORLD_SIZE, NUM_WORKERS, BATCH = 2, 2, 4
@@ -172,6 +180,20 @@ class Watcher:
         self._process.join()
 
 
+def least_bytes(manifest: Manifest) -> int:
+    """The least cache of shards as large as the largest, as the packed ones are, nearly."""
+    made = plan(
+        manifest,
+        world_size=WORLD_SIZE,
+        batch_size=BATCH,
+        num_workers=NUM_WORKERS,
+        shuffle=Shuffle(window=WINDOW),
+    )
+    reach = reach_of(made.schedule, num_workers=NUM_WORKERS, ranks_per_node=WORLD_SIZE)
+    sizes = np.full(NUM_SHARDS, manifest.sizes.max() + MOST_INDEX_BYTES)
+    return LeastCache.of(sizes, manifest.counts, reach).least_bytes
+
+
 class Run:
     """All epochs, through faults and kills. kills: how many launches are killed."""
 
@@ -184,8 +206,7 @@ class Run:
         self.plan = plan_of(seed)
         self.corpus = make_corpus(out / "corpus", seed)
         local = open_catalog(self.corpus, cache=Cache(out / "local-cache"))
-        sizes = [local.manifest.sizes.max()] * NUM_SHARDS  # as unpacked ones, nearly
-        self.max_bytes = 2 * int(sum(sizes)) // 3
+        self.max_bytes = least_bytes(local.manifest)
         self.cache = Cache(out / "cache", max_bytes=self.max_bytes)
         self.watcher = Watcher(Path(self.cache.folder))
 
@@ -235,7 +256,7 @@ class Run:
             num_workers=NUM_WORKERS,
             persistent=self.rng.random() < 0.5,
             even="pad",
-            window=SAMPLES // 2,
+            window=WINDOW,
             steps_per_epoch=None,
             save_every=self.rng.randint(3, 12),
             epochs=self.epochs,
