@@ -311,6 +311,7 @@ def test_a_reader_looks_ahead_himself_where_a_store_keeps_all_threads(
     catalog, store, size, monkeypatch
 ):
     monkeypatch.setattr(fetching, "MOST_SAMPLES", 0)
+    monkeypatch.setattr(fetching, "NUM_THREADS", 2)
     gate = store.hold(5, 2)
     ahead = Prefetcher(catalog, share_bytes=9 * size)
     ahead.begin(steps_of([5, 2, 7, 0, 1, 3, 4, 6]), Outlook(reach=1))
