@@ -161,15 +161,15 @@ def _without_digest_and_index(task: Task) -> None:
 def _no_digest_and_index() -> Iterator[None]:
     """Take out what makes the digest and the index, to see what they cost."""
     from shardloader.format.index import SampleIndex
-    from shardloader.writing import shard_file
+    from shardloader.writing import shard_file, waiting
     from shardloader.writing.contents import Contents
 
     empty, _ = SampleIndex.build(bytes(2 * BLOCK), shard="none")
     with ExitStack() as stack:
         for owner, name, value in (
             (shard_file._Output, "_update", lambda _, __, ___: None),  # noqa: SLF001
-            (shard_file, "outline_alike", lambda _, __: None),
-            (shard_file, "outline_of", lambda _: None),
+            (waiting, "outline_alike", lambda _, __: None),
+            (waiting, "outline_of", lambda _: None),
             (Contents, "add", lambda _, __: None),
             (Contents, "index", lambda _: empty),
         ):
