@@ -116,7 +116,7 @@ def report(given: argparse.Namespace) -> dict[str, Any]:
     turns = planned(chosen, options)
     make_forms(turns, options)
     make_forms(turns, options.of_checks)
-    for folder in ("shardloader", "benchmarks"):  # as pip did with all others
+    for folder in ("shardloader", "benchmarks/feeding", "tools"):  # as pip did with all others
         compileall.compile_dir(folder, quiet=1)
     about["versions"] = measure(turns, options, say)
     series = [turn.series for turn in turns]
