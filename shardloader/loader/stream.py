@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
+    from torch.utils.data._utils.worker import WorkerInfo
 
     from shardloader.dataset.batches import RowBlock, RowGroup
     from shardloader.dataset.recipe import Collate, Recipe
@@ -130,17 +131,10 @@ class BatchStream(IterableDataset[Any]):
     def _batches(self, schedule: Schedule) -> Iterator[Any]:
         options = self._options
         info = get_worker_info()
-        if self._reader is None:
-            if info is not None:
-                end_with_parent()
-            if info is not None and self.pages is not None:
-                counts = options.tally.of_worker(info.id)
-                self.diary = Diary(self.pages[info.id].numpy(), counts=counts)
-            num_readers = options.local_ranks * (info.num_workers if info else 1)
-            self._reader = SampleReader(options.recipe, num_readers=num_readers, diary=self.diary)
+        reader = self._reader = self._reader or self._new_reader(info)
         self.diary.start_pass()
         maker = BatchMaker(
-            self._reader,
+            reader,
             schedule=schedule,
             rank=options.topology.rank,
             skip=options.recipe.options.skip,
@@ -157,7 +151,7 @@ class BatchStream(IterableDataset[Any]):
             ranks_per_node=options.local_ranks,
         )
         room = Room(*self._position[5:].tolist())
-        if self._reader.fetches_ahead and room != ALL_ROOM:
+        if reader.fetches_ahead and room != ALL_ROOM:
             threads = min(threads, max(1, reach.rows_ahead - TASKS_MORE - 1))
         read = maker.read if info is not None else self._noted(maker.read)
 
@@ -172,7 +166,7 @@ class BatchStream(IterableDataset[Any]):
             return chain.from_iterable(starmap(maker.join, groups))
 
         batches = looking_ahead(
-            self._reader,
+            reader,
             schedule,
             options.topology.rank,
             worker=worker,
@@ -186,6 +180,17 @@ class BatchStream(IterableDataset[Any]):
         strategy: str = get_sharing_strategy()  # type: ignore[no-untyped-call]
         pack = _as_it_is if strategy == "file_system" else self._packer(info.id)
         return self._handed_over(batches, pack)
+
+    def _new_reader(self, info: WorkerInfo | None) -> SampleReader:
+        """A reader of this process, which may be a worker's."""
+        options = self._options
+        if info is not None:
+            end_with_parent()
+        if info is not None and self.pages is not None:
+            counts = options.tally.of_worker(info.id)
+            self.diary = Diary(self.pages[info.id].numpy(), counts=counts)
+        num_readers = options.local_ranks * (info.num_workers if info else 1)
+        return SampleReader(options.recipe, num_readers=num_readers, diary=self.diary)
 
     def _noted(self, read: Callable[[RowGroup], Any]) -> Callable[[RowGroup], Any]:
         """The same, with a note of how many batches were read."""

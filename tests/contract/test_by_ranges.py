@@ -102,19 +102,23 @@ def test_until_shards_are_here_the_batches_are_those_of_the_local_copy(
     assert [contents(loader) for _ in range(2)] == epochs
 
 
-@pytest.mark.parametrize("num_workers", WORKERS)
-def test_no_batch_waits_for_a_whole_shard_as_long_as_ranges_may_come(
-    num_workers, epochs, server, cache, monkeypatch
-):
+def hold_what_nobody_waits_for(monkeypatch):
+    """Hold all fetches back that nobody waits for: tars, if nobody does."""
     real = fetching.Fetch.go_on
 
     def held(fetch, is_wanted):
-        """Hold all back that nobody waits for: tars, if nobody does."""
         while not (is_wanted() or fetch._session.is_stopped):
             time.sleep(0.005)
         real(fetch, is_wanted)
 
     monkeypatch.setattr(fetching.Fetch, "go_on", held)
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_no_batch_waits_for_a_whole_shard_as_long_as_ranges_may_come(
+    num_workers, epochs, server, cache, monkeypatch
+):
+    hold_what_nobody_waits_for(monkeypatch)
     loader = make(server.url, num_workers, cache=cache, **by_fork(num_workers))
     assert contents(loader) == epochs[0]
     folder = CacheFolder(Path(cache.folder))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import struct
-import time
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 
 import shardloader as sl
 from shardloader.errors import DataError, ManifestError, ShardError, StoreError, UsageError
-from shardloader.reading import by_ranges, fetching, framed_shard
+from shardloader.reading import by_ranges, framed_shard
 from shardloader.reading.cache_folder import CacheFolder
 from shardloader.reading.catalog import open_catalog
 from shardloader.reading.indexing import index_dataset
@@ -34,6 +33,7 @@ from tests.contract.test_by_ranges import (
     changed_at_the,
     eventually,
     gets,
+    hold_what_nobody_waits_for,
     ranges_of,
 )
 from tests.contract.test_remote_sources import make, upload
@@ -168,15 +168,7 @@ def test_single_samples_are_looked_up(with_cache, server, cache):
 def test_no_batch_waits_for_a_whole_shard_as_long_as_frames_may_come(
     num_workers, epochs, server, cache, monkeypatch
 ):
-    real = fetching.Fetch.go_on
-
-    def held(fetch, is_wanted):
-        """Hold all back that nobody waits for: tars, if nobody does."""
-        while not (is_wanted() or fetch._session.is_stopped):
-            time.sleep(0.005)
-        real(fetch, is_wanted)
-
-    monkeypatch.setattr(fetching.Fetch, "go_on", held)
+    hold_what_nobody_waits_for(monkeypatch)
     loader = make(server.url, num_workers, cache=cache, **by_fork(num_workers))
     assert contents(loader) == epochs[0]
     folder = CacheFolder(Path(cache.folder))
@@ -221,7 +213,9 @@ def test_a_table_that_is_longer_than_what_is_asked_for_first_comes_by_a_second_r
 
 
 def test_a_batch_of_samples_is_fetched_in_one_go_and_the_next_of_their_frames_is_at_hand(server):
-    loader = make(server.url, cache=None, batch_size=3, shuffle=False, grid=None)
+    # Without threads that read ahead, whose requests may be counted already.
+    options = {"cache": None, "shuffle": False, "grid": None, "decode_threads": 0}
+    loader = make(server.url, batch_size=3, **options)
     batches = iter(loader)
     assert next(batches)["__index__"].tolist() == [0, 1, 2]
     # The byte that tells of ranges, the seek table, and two frames.
