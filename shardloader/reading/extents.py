@@ -91,16 +91,20 @@ def _small(shard: NDArray[np.int64]) -> NDArray[Any]:
     return (shard - least).astype(np.int16) if is_near else shard
 
 
-def _announce(shard: Shard, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+def _announce(
+    shard: Shard, starts: Sequence[NDArray[np.int64]], stops: Sequence[NDArray[np.int64]]
+) -> None:
     """Tell the kernel what will be read of a shard: large samples one by one, or the whole range.
 
-    A call costs about as much as reading a small sample.
+    starts, stops: for each field, int64 [samples]. A call costs about as much as reading a small
+    sample.
     """
     if shard.num_bytes < LARGE_BYTES * shard.index.num_samples:
-        shard.will_need_up_to(int(starts.min()), int(stops.max()))
+        first = min(int(each.min()) for each in starts)
+        shard.will_need_up_to(first, max(int(each.max()) for each in stops))
         return
-    first, last = starts.min(axis=0), stops.max(axis=0)
-    for start, stop in zip(first.tolist(), last.tolist(), strict=True):
+    firsts, lasts = np.min(starts, axis=0), np.max(stops, axis=0)
+    for start, stop in zip(firsts.tolist(), lasts.tolist(), strict=True):
         shard.will_need(start, stop)
 
 
@@ -140,21 +144,21 @@ def locate(
         if layout is None or (found and layout.fields != found.fields):
             return None
         if found is None:
-            starts = np.empty((len(layout.fields), len(shard)), dtype=np.int64)
+            shape = len(layout.fields), len(shard)
             found = Extents(
                 shard=shard,
                 fields=layout.fields,
-                starts=starts,
-                stops=np.empty_like(starts),
+                starts=np.empty(shape, dtype=np.int64),
+                stops=np.empty(shape, dtype=np.int64),
                 keys=np.empty((2, len(shard)), dtype=np.int64),
             )
         of = sample[rows]
-        for at, (offsets, sizes) in enumerate(zip(layout.offsets, layout.sizes, strict=True)):
-            begin = offsets[of]
-            found.starts[at, rows] = begin
-            found.stops[at, rows] = begin + sizes[of]
-        _announce(opened, found.starts[:, rows], found.stops[:, rows])
+        starts = [offsets[of] for offsets in layout.offsets]
+        stops = [start + sizes[of] for start, sizes in zip(starts, layout.sizes, strict=True)]
+        for at, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+            found.starts[at, rows], found.stops[at, rows] = start, stop
+        _announce(opened, starts, stops)
         found.keys[0, rows] = opened.index.key_starts[of]
-        found.keys[1, rows] = opened.index.key_starts[of + 1]
+        found.keys[1, rows] = opened.index.key_starts[1:][of]
         del opened  # while the next one is opened, the cache may need its room
     return found
