@@ -28,7 +28,7 @@ RUNS = {
     "tar": 40_000,
     "gnu_tar": 6_000,
     "columns": 45_000,
-    "seek_table": 60_000,
+    "seek_table": 180_000,
     "index": 300_000,
     "manifest": 500_000,
     "checkpoint": 50_000,
